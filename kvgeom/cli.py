@@ -1,0 +1,270 @@
+"""The command line: `kvgeom status | apply | revert | diff | lock`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvgeom import __version__
+from kvgeom.errors import KvgeomError
+
+if TYPE_CHECKING:
+    from kvgeom.actions import Status
+    from kvgeom.plan import Plan
+
+app = typer.Typer(
+    name="kvgeom",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+
+_WAIT_S = 30.0
+TreeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tree",
+        metavar="PATH",
+        show_default="the installed SGLang",
+        help="Folder that contains `sglang/` (site-packages, an unpacked wheel, a git checkout), "
+        "or the `sglang` folder itself.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"kvgeom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and exit.")
+    ] = False,
+) -> None:
+    """One KV-cache page geometry for SGLang: a patch series, and the tool that applies it.
+
+    Exit status: 0 done; 1 refused, and nothing was written (a file changed by somebody else, code
+    that the series does not know, an unsupported release, ...); 2 wrong arguments.
+    """
+
+
+@app.command()
+def status(tree: TreeOption = None, as_json: JsonOption = False) -> None:
+    """Show the release and where each PR of the series stands. Never writes.
+
+    Example: [bold]kvgeom status --tree ~/venv/lib/python3.11/site-packages[/bold]
+
+    Exit status 0 also when nothing is applied; 1 when something needs your attention.
+    """
+    from kvgeom import actions, series
+    from kvgeom import tree as trees
+
+    stack, found_tree = series.load(), trees.find(tree)
+    with _progress("reading SGLang"):
+        found = actions.status(stack, found_tree)
+    if as_json:
+        print(json.dumps(_status_json(found), indent=2))
+    else:
+        _print_status(found, stack.lock.releases)
+    raise typer.Exit(0 if found.sound else 1)
+
+
+@app.command()
+def apply(
+    tree: TreeOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Plan everything, write nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply the series to SGLang, in place and reversibly.
+
+    Example: [bold]kvgeom apply --dry-run[/bold], then [bold]kvgeom apply[/bold]
+
+    Either everything fits and is written, or nothing is. Applying twice changes nothing. After a
+    kill, `apply` finishes and `revert` undoes. Revert before you uninstall or upgrade SGLang.
+    """
+    from kvgeom import actions, series
+    from kvgeom import tree as trees
+
+    stack, found = series.load(), trees.find(tree)
+    said: list[str] = []
+    with _progress("planning"):
+        made = actions.apply(stack, found, dry_run=dry_run, wait_s=_WAIT_S, say=_say(said))
+    if as_json:
+        print(json.dumps(_plan_json(made, found.package, dry_run, said), indent=2))
+        return
+    for pr in made.prs:
+        out.print(f"{pr.pr.id:28} {len(pr.changes):3} files  {pr.state}", markup=False)
+    verb = f"would change {len(made.changes)} files" if dry_run else "; ".join(said)
+    out.print(f"SGLang {found.release} in {found.package}: {verb}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def revert(tree: TreeOption = None) -> None:
+    """Bring SGLang's own files back, byte for byte.
+
+    Example: [bold]kvgeom revert[/bold]
+    """
+    from kvgeom import actions, series
+    from kvgeom import tree as trees
+
+    found, said = trees.find(tree), []
+    with _progress("reverting"):
+        actions.revert(series.load(), found, wait_s=_WAIT_S, say=_say(said))
+    out.print(f"{found.package}: {'; '.join(said)}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def diff(
+    tree: TreeOption = None,
+    pr: Annotated[
+        str | None, typer.Option("--pr", metavar="ID", help="Only this PR, on top of those before.")
+    ] = None,
+) -> None:
+    """Print what apply changes, as a unified diff that `git apply` takes.
+
+    Example: [bold]kvgeom diff --pr draft-pool-page | less[/bold]
+    """
+    from kvgeom import actions, series
+    from kvgeom import tree as trees
+
+    lines = actions.diff(series.load(), trees.find(tree), pr)
+    colours = {"+": "32", "-": "31", "@": "36", "d": "1"} if sys.stdout.isatty() else {}
+    stream = sys.stdout.buffer
+    for line in lines:
+        colour = colours.get(line[0])
+        text = f"\x1b[{colour}m{line[:-1]}\x1b[0m\n" if colour else line
+        stream.write(text.encode("utf-8", "surrogateescape"))
+    stream.flush()
+
+
+@app.command()
+def lock(
+    tree: TreeOption = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Write series.lock for this tree's release.")
+    ] = False,
+) -> None:
+    """Show where the code around the edits differs from what series.lock says was reviewed.
+
+    Example: [bold]kvgeom lock --tree sglang-0.5.22[/bold]; read the code that it names; then the
+    same with [bold]--update[/bold].
+
+    Exit status 1 when something differs and was not written.
+    """
+    from kvgeom import review, series
+    from kvgeom import tree as trees
+
+    drift = review.drift(series.load(), trees.find(tree), update=update)
+    for line in drift:
+        out.print(line, markup=False, soft_wrap=True)
+    if not drift:
+        print("series.lock agrees with this tree")
+    elif update:
+        print(f"series.lock: {len(drift)} lines written")
+    raise typer.Exit(0 if update or not drift else 1)
+
+
+def _say(said: list[str]):
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith("waiting"):
+            err.print(f"kvgeom: {text} (up to {_WAIT_S:g} s)", markup=False)
+
+    return say
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[None]:
+    with err.status(text) if err.is_terminal else _nothing():
+        yield
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _print_status(found: Status, supported: list) -> None:
+    note = "" if found.supported else f" (not supported; {', '.join(map(str, supported))} are)"
+    out.print(f"SGLang {found.tree.release}{note} in {found.tree.package}", soft_wrap=True)
+    out.print(f"Series: {found.state}", soft_wrap=True)
+    for path in found.foreign:
+        out.print(f"  changed by somebody else: {path}", markup=False, soft_wrap=True)
+    table = Table("PR", "State", "Title", box=None, pad_edge=False)
+    for pr in found.plan.prs:
+        table.add_row(pr.pr.id, found.pr_state(pr), pr.pr.title.replace("[", r"\["))
+    out.print(table)
+    for problem in found.plan.problems:
+        out.print(f"does not fit: {problem}", markup=False, soft_wrap=True)
+
+
+def _status_json(found: Status) -> dict:
+    return {
+        "tree": str(found.tree.package),
+        "release": str(found.tree.release),
+        "supported": found.supported,
+        "state": str(found.state),
+        "changed_by_others": found.foreign,
+        "prs": [
+            {
+                "id": pr.pr.id,
+                "title": pr.pr.title,
+                "state": found.pr_state(pr),
+                "edits": [
+                    {"file": r.edit.file, "id": r.edit.id, "state": str(r.state)} for r in pr.edits
+                ],
+            }
+            for pr in found.plan.prs
+        ],
+        "problems": [str(p) for p in found.plan.problems],
+    }
+
+
+def _plan_json(made: Plan, package: Path, dry_run: bool, said: list[str]) -> dict:
+    return {
+        "tree": str(package),
+        "release": str(made.release),
+        "dry_run": dry_run,
+        "result": said,
+        "prs": [
+            {"id": pr.pr.id, "state": str(pr.state), "files": sorted(pr.changes)}
+            for pr in made.prs
+        ],
+        "files": sorted(made.changes),
+    }
+
+
+def main() -> None:
+    """Entry point: errors of ours as two sentences on stderr, a closed pipe without a word."""
+    try:
+        app()
+    except KvgeomError as error:
+        err.print(f"kvgeom: error: {error.message}", markup=False, soft_wrap=True)
+        if error.way_out:
+            err.print(f"kvgeom: {error.way_out}", markup=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
