@@ -1,0 +1,99 @@
+"""One engine: runs in a process forked from the parent, and forks its ranks."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+from kvgeom.cpu_engine import models, ranks
+from kvgeom.cpu_engine.channel import Channel
+from kvgeom.cpu_engine.spec import EngineSpec
+
+
+def server_arguments(spec: EngineSpec) -> dict:
+    """ServerArgs of a resolved spec. Everything not named here is SGLang's default."""
+    target, draft = models.target_and_draft(spec.pair)
+    arguments = dict(
+        model_path=str(target),
+        device="cpu",
+        dtype="float32",  # bfloat16 is wrong under the Triton interpreter
+        tp_size=spec.tp,
+        dcp_size=spec.dcp,
+        page_size=spec.page,
+        context_length=spec.context,
+        max_total_tokens=spec.max_total_tokens,
+        max_running_requests=spec.max_running,
+        attention_backend="triton",
+        sampling_backend="pytorch",
+        random_seed=0,
+        skip_tokenizer_init=True,
+        skip_server_warmup=True,
+        disable_cuda_graph=True,
+        watchdog_timeout=3600,
+        log_level="error",
+    )
+    if spec.draft:
+        arguments |= dict(
+            speculative_algorithm="STANDALONE",
+            speculative_draft_model_path=str(draft),
+            speculative_num_steps=spec.steps,
+            speculative_eagle_topk=spec.topk,
+            speculative_num_draft_tokens=spec.draft_tokens,
+        )
+    return arguments
+
+
+def engine_class(spec: EngineSpec, channel: Channel):
+    """SGLang's Engine with our rank entry; it forks its processes where it would spawn them."""
+    import multiprocessing
+
+    from sglang.srt.entrypoints import engine
+
+    configure = engine._set_envs_and_config
+
+    def configure_and_fork(server_args):
+        configure(server_args)
+        # Spawned ranks would each import sglang again.
+        multiprocessing.set_start_method("fork", force=True)
+
+    engine._set_envs_and_config = configure_and_fork
+
+    class CpuEngine(engine.Engine):
+        run_scheduler_process_func = staticmethod(functools.partial(ranks.run_rank, spec, channel))
+
+    return CpuEngine
+
+
+def run_engine(spec: EngineSpec, channel: Channel, scratch: Path) -> None:
+    """Boot, serve the spec's prompts greedily, send the result. Errors go over the channel."""
+    tempfile.tempdir = str(scratch)  # SGLang's IPC sockets
+    stage = "boot"
+    try:
+        channel.send("stage", stage="weights", detail=spec.pair)
+        arguments = server_arguments(spec)
+        what = "with a draft" if spec.draft else "without a draft"
+        channel.send("stage", stage="boot", detail=f"tp {spec.tp} dcp {spec.dcp} {what}")
+        engine = engine_class(spec, channel)(**arguments)
+        stage = "serve"
+        channel.send("stage", stage="serve", detail=f"{len(spec.prompts)} requests")
+        replies = engine.generate(
+            input_ids=[list(prompt) for prompt in spec.prompts],
+            sampling_params=dict(
+                max_new_tokens=spec.max_new_tokens, temperature=0, ignore_eos=True
+            ),
+            return_logprob=True,
+        )
+        channel.send("result", replies=[_reply(reply) for reply in replies])
+    except Exception as error:
+        channel.error(stage, error, None)
+
+
+def _reply(reply: dict) -> dict:
+    meta = reply["meta_info"]
+    return dict(
+        tokens=reply["output_ids"],
+        logprobs=[entry[0] for entry in meta["output_token_logprobs"]],
+        accept_length=meta.get("spec_accept_length", 0.0),
+        cached_tokens=meta["cached_tokens"],
+    )

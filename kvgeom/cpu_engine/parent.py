@@ -1,0 +1,216 @@
+"""The imported parent: imports sglang once, then forks an engine for every spec it is given.
+
+    python -m kvgeom.cpu_engine.parent
+
+Reads one spec (JSON) a line from standard input; writes messages (JSON) a line to standard output.
+An engine lives in a session of its own and does not outlive its run; when standard input closes,
+the parent ends the running engine and itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from kvgeom.cpu_engine import gates, stub
+from kvgeom.cpu_engine.channel import PACKET, Channel
+from kvgeom.cpu_engine.spec import EngineSetupError, EngineSpec
+
+SAMPLE_SECONDS = 2.0  # between two looks at the memory in use
+LOG_TAIL = 3000  # characters of an engine's own output kept when it dies without a word
+
+
+def import_sglang() -> str:
+    """Import everything an engine needs, gates open; returns the release."""
+    from sglang.version import __version__ as release
+
+    gates.check_release(release)
+    stub.install()
+    gates.install(release)
+    gates.import_all()
+    import sglang.srt.entrypoints.engine
+    import sglang.srt.managers.detokenizer_manager
+    import sglang.srt.managers.scheduler
+    import sglang.srt.models.registry  # noqa: F401  imports every model
+
+    return release
+
+
+class Supervisor:
+    """Relays one engine's messages until it is gone."""
+
+    def __init__(self, out, spec: EngineSpec, timeout: float):
+        self.out, self.spec, self.timeout = out, spec, timeout
+        self.peak_mb, self.heard_error = 0, False
+
+    def run(self) -> bool:
+        """Run the engine; False when standard input closed meanwhile."""
+        scratch = Path(tempfile.mkdtemp(prefix="kvgeom-"))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _be_engine(self.spec, Channel(theirs), scratch)
+        theirs.close()
+        try:
+            reason = self._relay(ours, pid, started)
+        finally:
+            _end(pid)
+            self._drain(ours)
+            ours.close()
+            tail = _tail(scratch / "engine.log")
+            shutil.rmtree(scratch, ignore_errors=True)
+        seconds = time.monotonic() - started
+        log = tail if reason == "exit" and not self.heard_error else ""
+        self._write(
+            dict(kind="end", reason=reason, seconds=seconds, peak_rss_mb=self.peak_mb, log=log)
+        )
+        return reason != "closed"
+
+    def _relay(self, sock: socket.socket, pid: int, started: float) -> str:
+        next_sample = 0.0
+        while True:
+            now = time.monotonic()
+            if now - started > self.timeout:
+                return "timeout"
+            if now >= next_sample:
+                self.peak_mb = max(self.peak_mb, _memory_mb(pid))
+                next_sample = now + SAMPLE_SECONDS
+            ready, _, _ = select.select([sock, sys.stdin], [], [], 0.5)
+            if sys.stdin in ready:
+                return "closed"
+            if sock in ready:
+                packet = sock.recv(PACKET)
+                if not packet:
+                    return "exit"
+                if self._pass_on(packet):
+                    return "done"
+            elif os.waitpid(pid, os.WNOHANG)[0]:
+                return "exit"
+
+    def _drain(self, sock: socket.socket) -> None:
+        """Take what was sent before the engine ended."""
+        sock.setblocking(False)
+        try:
+            while packet := sock.recv(PACKET):
+                self._pass_on(packet)
+        except (BlockingIOError, ConnectionError):
+            pass
+
+    def _pass_on(self, packet: bytes) -> bool:
+        message = json.loads(packet)
+        self.heard_error |= message["kind"] == "error"
+        self._write(message)
+        return message["kind"] == "result"
+
+    def _write(self, message: dict) -> None:
+        self.out.write(json.dumps(message) + "\n")
+        self.out.flush()
+
+
+def _be_engine(spec: EngineSpec, channel: Channel, scratch: Path) -> None:
+    """The forked child: an own session, its output in a file, and never back into the parent."""
+    try:
+        os.setsid()
+        _die_with_parent()
+        log = os.open(scratch / "engine.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        from kvgeom.cpu_engine.engine import run_engine
+
+        run_engine(spec, channel, scratch)
+    finally:
+        os._exit(0)
+
+
+def _die_with_parent() -> None:
+    import ctypes
+
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end(pid: int) -> None:
+    """Kill the engine and every process of its session, and wait for the engine."""
+    import psutil
+
+    family = []
+    try:
+        family = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        pass
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    for process in family:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    psutil.wait_procs(family, timeout=10)
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass
+
+
+def _memory_mb(pid: int) -> int:
+    """Proportional set size of the parent, the engine and its ranks, in MiB."""
+    import psutil
+
+    total = 0
+    try:
+        family = [psutil.Process(), psutil.Process(pid)]
+        family += family[1].children(recursive=True)
+    except psutil.NoSuchProcess:
+        return 0
+    for process in family:
+        try:
+            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in rollup.splitlines() if line[:4] == "Pss:")
+    return total >> 10
+
+
+def _tail(log: Path) -> str:
+    try:
+        return log.read_text(errors="replace")[-LOG_TAIL:]
+    except OSError:
+        return ""
+
+
+def main() -> None:
+    """Import, then serve specs until standard input closes."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever sglang prints must not get between our messages
+    try:
+        release = import_sglang()
+    except (EngineSetupError, ImportError) as error:
+        out.write(json.dumps(dict(kind="refused", message=str(error))) + "\n")
+        out.flush()
+        sys.exit(1)
+    out.write(json.dumps(dict(kind="ready", release=release)) + "\n")
+    out.flush()
+    for line in iter(sys.stdin.readline, ""):
+        request = json.loads(line)
+        spec = EngineSpec.from_json(json.dumps(request["spec"]))
+        if not Supervisor(out, spec, request["timeout"]).run():
+            break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What runs inside a forked rank: SGLang's own scheduler, watched from a subclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from kvgeom.cpu_engine import faults
+from kvgeom.cpu_engine.bounds import Watch
+from kvgeom.cpu_engine.channel import Channel
+from kvgeom.cpu_engine.geometry import rank_geometry
+from kvgeom.cpu_engine.spec import EngineSpec
+
+
+def run_rank(spec: EngineSpec, channel: Channel, server_args, port_args, gpu_id, tp_rank, *rest):
+    """A rank's entry in place of SGLang's `run_scheduler_process`, which it prepares and calls."""
+    from sglang.srt.managers import scheduler
+
+    watch = Watch(spec, tp_rank, channel.send, lambda end: channel.send("row_end", end=end))
+    try:
+        watch.install()
+        faults.inject(spec.faults)
+    except Exception as error:
+        channel.error("boot", error, tp_rank)
+        os._exit(1)
+    scheduler.Scheduler = _watched(scheduler.Scheduler, watch, channel, tp_rank)
+    return scheduler.run_scheduler_process(server_args, port_args, gpu_id, tp_rank, *rest)
+
+
+def _watched(base, watch: Watch, channel: Channel, rank: int):
+    """`base` (SGLang's Scheduler), reporting geometry, token usage, tokens and errors."""
+
+    class WatchedScheduler(base):
+        def __init__(self, *args, **kwargs):
+            self._peak_usage, self._token_counts = 0.0, {}
+            try:
+                super().__init__(*args, **kwargs)
+                watch.name_pools(self)
+                geometry = rank_geometry(self, rank)
+            except Exception as error:
+                channel.error("boot", error, rank)
+                raise
+            channel.send("geometry", geometry=dataclasses.asdict(geometry))
+
+        def run_event_loop(self):
+            try:
+                super().run_event_loop()
+            except Exception as error:
+                channel.error("serve", error, rank)
+                raise
+
+        def run_batch(self, *args, **kwargs):
+            result = super().run_batch(*args, **kwargs)
+            # SGLang's own figure for this round, before finished requests give their pages back.
+            usage = self.pool_stats_observer.get_pool_stats().get_max_pool_usage()
+            if usage > self._peak_usage:
+                self._peak_usage = usage
+                channel.send("usage", usage=usage)
+            return result
+
+        def process_batch_result(self, batch, result):
+            reqs = list(batch.reqs)
+            super().process_batch_result(batch, result)
+            if rank == 0:
+                self._token_counts.update({req.rid: len(req.output_ids) for req in reqs})
+                channel.send("tokens", count=sum(self._token_counts.values()))
+
+    return WatchedScheduler

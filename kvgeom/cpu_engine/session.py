@@ -1,0 +1,202 @@
+"""The caller's side: starts the imported parent, sends it specs, folds its messages into reports."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kvgeom.cpu_engine.gates import ENVIRONMENT
+from kvgeom.cpu_engine.spec import (
+    EngineError,
+    EngineReport,
+    EngineSetupError,
+    EngineSpec,
+    RankGeometry,
+    Violation,
+    decode,
+)
+
+OnEvent = Callable[[str, str], None]
+IMPORT_SECONDS = 180.0
+GRACE_SECONDS = 15.0  # for the parent to end its engine and clean up
+
+
+def _quiet(stage: str, detail: str) -> None:
+    pass
+
+
+class Session:
+    """One imported parent process. Use it through `session()`."""
+
+    def __init__(self, tree: Path | None):
+        if tree is not None and not (tree / "sglang").is_dir():
+            raise EngineSetupError(f"no sglang package in {tree}")
+        ours = Path(__file__).resolve().parents[2]
+        path = [str(tree.resolve())] if tree is not None else []
+        path += [str(ours), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.release = ""
+        self._buffer = b""
+        self._stderr = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "kvgeom.cpu_engine.parent"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path)},
+            start_new_session=True,
+        )
+
+    def run(
+        self, spec: EngineSpec, *, on_event: OnEvent | None = None, timeout: float = 300.0
+    ) -> EngineReport:
+        """Boot an engine for `spec`, serve its prompts, end it. `timeout` in seconds.
+
+        A failure of the engine is in the report; EngineSetupError means there was no engine.
+        """
+        on_event = on_event or _quiet
+        self.wait_ready(on_event)
+        spec = spec.resolved()
+        request = json.dumps(dict(spec=dataclasses.asdict(spec), timeout=timeout))
+        self._process.stdin.write(request.encode() + b"\n")
+        self._process.stdin.flush()
+        fold = _Fold(EngineReport(spec=spec, release=self.release), on_event)
+        deadline = time.monotonic() + timeout + GRACE_SECONDS
+        while (message := self._receive(deadline))["kind"] != "end":
+            fold.take(message)
+        return fold.finish(message)
+
+    def wait_ready(self, on_event: OnEvent = _quiet) -> None:
+        """Wait for the import, which the first run does by itself."""
+        if self.release:
+            return
+        on_event("import", "sglang")
+        message = self._receive(time.monotonic() + IMPORT_SECONDS)
+        if message["kind"] == "refused":
+            raise EngineSetupError(message["message"])
+        self.release = message["release"]
+        on_event("import", f"sglang {self.release}")
+
+    def close(self) -> None:
+        """End the parent and whatever runs below it."""
+        process = self._process
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        if self.release:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        self._stderr.close()
+
+    def _receive(self, deadline: float) -> dict:
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                raise EngineSetupError(f"the engine's parent gave no answer; {self._last_words()}")
+            chunk = os.read(pipe, 1 << 16)
+            if not chunk:
+                raise EngineSetupError(f"the engine's parent ended; {self._last_words()}")
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+    def _last_words(self) -> str:
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return f"its last line: {lines[-1]}" if lines else "it wrote nothing"
+
+
+class _Fold:
+    """Builds a report from the messages of one run."""
+
+    def __init__(self, report: EngineReport, on_event: OnEvent):
+        self.report, self.on_event = report, on_event
+        self.stage = "boot"
+        self.total = len(report.spec.prompts) * report.spec.max_new_tokens
+
+    def take(self, message: dict) -> None:
+        """Take one message in."""
+        getattr(self, "_" + message.pop("kind"))(**message)
+
+    def _stage(self, stage: str, detail: str) -> None:
+        self.stage = stage
+        self.on_event(stage, detail)
+
+    def _tokens(self, count: int) -> None:
+        self.on_event("serve", f"{min(count, self.total)}/{self.total} tokens")
+
+    def _geometry(self, geometry: dict) -> None:
+        self.report.geometry.append(decode(RankGeometry, geometry))
+        self.report.geometry.sort(key=lambda g: g.rank)
+
+    def _usage(self, usage: float) -> None:
+        self.report.peak_token_usage = max(self.report.peak_token_usage, usage)
+
+    def _row_end(self, end: int) -> None:
+        self.report.max_req_to_token_end = max(self.report.max_req_to_token_end, end)
+
+    def _violation(self, violation: dict) -> None:
+        self.report.violations.append(decode(Violation, violation))
+
+    def _error(self, **fields) -> None:
+        if self.report.error is None:  # what follows is its consequence
+            self.report.error = EngineError(**fields)
+
+    def _result(self, replies: list[dict]) -> None:
+        report = self.report
+        report.outputs = [reply["tokens"] for reply in replies]
+        report.logprobs = [reply["logprobs"] for reply in replies]
+        report.accept_lengths = [reply["accept_length"] for reply in replies]
+        report.cached_tokens = [reply["cached_tokens"] for reply in replies]
+
+    def finish(self, end: dict) -> EngineReport:
+        """The report, once the engine is gone."""
+        report = self.report
+        report.seconds, report.peak_rss_mb = end["seconds"], end["peak_rss_mb"]
+        stage = "serve" if self.stage == "serve" else "boot"
+        if report.error is None and not report.outputs:
+            if end["reason"] == "timeout":
+                message = f"no result after {end['seconds']:.0f} s, in stage {self.stage}"
+                report.error = EngineError(stage, "TimeoutError", message)
+            else:
+                message = "the engine ended without a result"
+                report.error = EngineError(stage, "EngineDied", message, traceback=end["log"])
+        return report
+
+
+@contextlib.contextmanager
+def session(tree: Path | None = None) -> Iterator[Session]:
+    """A parent that has imported sglang from `tree` (None: the installed one) once.
+
+    Each `.run(spec)` forks a fresh engine from it. Nothing it started is left when the block ends.
+    """
+    current = Session(Path(tree) if tree is not None else None)
+    try:
+        yield current
+    finally:
+        current.close()
+
+
+def run(
+    spec: EngineSpec,
+    *,
+    tree: Path | None = None,
+    on_event: OnEvent | None = None,
+    timeout: float = 300.0,
+) -> EngineReport:
+    """One engine in a session of its own. See `Session.run`."""
+    with session(tree) as current:
+        return current.run(spec, on_event=on_event, timeout=timeout)
