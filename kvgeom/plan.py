@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 import libcst as cst
 from packaging.version import Version
@@ -22,6 +23,7 @@ from kvgeom.source import Problem, Source
 
 Read = Callable[[str], bytes | None]  # repository path -> the tree's bytes, None where missing
 Change = tuple[bytes | None, bytes]  # before (None: a new file), after
+_Step = tuple[Source | None, Source | bytes]  # a Change that is not printed yet
 
 
 class PrState(StrEnum):
@@ -61,7 +63,12 @@ class PrPlan:
     pr: Pr
     state: PrState
     edits: tuple[EditResult, ...]
-    changes: dict[str, Change]
+    steps: dict[str, _Step]
+
+    @property
+    def changes(self) -> dict[str, Change]:
+        """This PR's part alone: what it changes in the files that the PRs before it left."""
+        return {path: _printed(step) for path, step in self.steps.items()}
 
 
 @dataclass(frozen=True)
@@ -70,14 +77,14 @@ class Plan:
     prs: tuple[PrPlan, ...]
     problems: tuple[FileProblem | str, ...]
 
-    @property
+    @cached_property
     def changes(self) -> dict[str, Change]:
         """Every file that changes, from the tree's own bytes to those of the whole stack."""
-        out: dict[str, Change] = {}
+        out: dict[str, _Step] = {}
         for pr in self.prs:
-            for path, (before, after) in pr.changes.items():
+            for path, (before, after) in pr.steps.items():
                 out[path] = (out[path][0] if path in out else before, after)
-        return out
+        return {path: _printed(step) for path, step in out.items()}
 
     @property
     def digests(self) -> dict[tuple[str, str], str]:
@@ -115,17 +122,17 @@ class _Planner:
     def pr(self, pr: Pr, writes: Callable[[str], bool]) -> PrPlan:
         live = pr.edits_for(self.release)
         results: list[EditResult] = []
-        changes: dict[str, Change] = {}
+        steps: dict[str, _Step] = {}
         for file in dict.fromkeys(e.file for e in pr.edits):
             before = self.source(file) if any(e.file == file for e in live) else None
             results += self.file_edits(pr, file, [e for e in live if e.file == file])
             after = self.sources.get(file)
             if before is not None and after is not before:
-                changes[file] = (before.raw, after.raw)
+                steps[file] = (before, after)
         states = [r.state for r in _counted(results)]
         for path, data in pr.files.items():
             if pr.live(self.release) and writes(path):
-                states.append(self.new_file(path, data, states, changes))
+                states.append(self.new_file(path, data, states, steps))
         state = _pr_state(states)
         if state is PrState.PARTLY:
             done = [r.edit.id for r in _counted(results) if r.state is State.APPLIED]
@@ -133,7 +140,7 @@ class _Planner:
                 f"PR '{pr.id}' is partly in place already, and not by kvgeom"
                 + (f" (edits {', '.join(done)})" if done else "")
             )
-        return PrPlan(pr, state, tuple(results), changes)
+        return PrPlan(pr, state, tuple(results), steps)
 
     def source(self, file: str) -> Source | None:
         """The file as the stack up to here leaves it."""
@@ -193,12 +200,12 @@ class _Planner:
         lines = source.lines([f.node for f in outcome.sites])
         self.problems.append(FileProblem(edit.file, edit.id, why, lines))
 
-    def new_file(self, path: str, data: bytes, states: list, changes: dict) -> State:
+    def new_file(self, path: str, data: bytes, states: list, steps: dict) -> State:
         if path not in self.new:
             self.new[path] = self.read(path)
         have = self.new[path]
         if have is None:
-            changes[path] = (None, data)
+            steps[path] = (None, data)
             self.new[path] = data
             return State.TO_APPLY
         if have == data:
@@ -216,6 +223,11 @@ class _Planner:
                 line = (err.lineno,) if getattr(err, "lineno", None) else ()
                 why = f"the edited file does not compile: {err}"
                 self.problems.append(FileProblem(path, "", why, line))
+
+
+def _printed(step: _Step) -> Change:
+    before, after = step
+    return before and before.raw, after if isinstance(after, bytes) else after.raw
 
 
 def _counted(results: list[EditResult]) -> list[EditResult]:
