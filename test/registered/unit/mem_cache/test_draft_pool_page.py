@@ -1,0 +1,142 @@
+"""A draft pool, built by the real configurator, follows the allocator it shares."""
+
+import contextlib
+import itertools
+import shutil
+import unittest
+
+from sglang.test.test_utils import (
+    CustomTestCase,
+    maybe_stub_sgl_kernel,
+    published_topology,
+)
+
+maybe_stub_sgl_kernel()
+
+from sglang.test.ci.ci_register import register_cpu_ci
+from sglang.test.kv_cache_families import (
+    FAMILIES,
+    TINY_DSA,
+    TINY_LLAMA,
+    draft_configurator,
+    drain,
+    write_config,
+)
+
+register_cpu_ci(est_time=20, suite="base-a-test-cpu")
+
+PAGES = 8
+DCP_SIZES = (1, 2, 8)
+# A draft of a page-interleaved target takes the target's own pool shape, and the
+# token allocator serves only what nothing widens.
+CASES = [
+    (fam, page_size, dcp_size)
+    for fam, dcp_size in itertools.product(FAMILIES, DCP_SIZES)
+    for page_size in fam.page_sizes
+    if fam.name != "page_interleave" and (fam.name != "token" or dcp_size == 1)
+]
+UNIFIED = ("unified_mamba", "unified_swa", "unified_mamba_swa")
+
+
+def topology(dcp_size, page_size):
+    return published_topology(
+        device="cpu", tp_size=8, dcp_size=dcp_size, page_size=page_size
+    )
+
+
+def family(name):
+    return next(f for f in FAMILIES if f.name == name)
+
+
+class TestDraftPoolPage(CustomTestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.llama = write_config(TINY_LLAMA)
+        cls.dsa = write_config(TINY_DSA)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.llama)
+        shutil.rmtree(cls.dsa)
+
+    @contextlib.contextmanager
+    def case(self, fam, page_size, dcp_size):
+        with (
+            self.subTest(fam.name, page=page_size, dcp=dcp_size),
+            topology(dcp_size, page_size),
+        ):
+            size = PAGES * page_size
+            allocator, _ = fam.build(size, page_size, dcp_size)
+            yield (
+                allocator,
+                draft_configurator(
+                    allocator, model_path=self.llama, max_total_num_tokens=size
+                ),
+            )
+
+    def test_pages_as_its_allocator(self):
+        for case in CASES:
+            with self.case(*case) as (allocator, configurator):
+                self.assertEqual(configurator.pool_page_size, allocator.page_size)
+                pool = configurator.configure(pre_model_load_memory=1).token_to_kv_pool
+                self.assertEqual(pool.page_size, allocator.page_size)
+
+    def test_has_a_row_for_every_loc_and_no_page_more(self):
+        for case in CASES:
+            with self.case(*case) as (allocator, configurator):
+                pool = configurator.configure(pre_model_load_memory=1).token_to_kv_pool
+                rows = pool.k_buffer[0].shape[0]
+                reach = max(drain(allocator)) + 1
+                self.assertGreaterEqual(rows, reach)
+                # Unified spaces are rounded up twice: one page for each.
+                spare = 2 if case[0].name in UNIFIED else 0
+                self.assertLessEqual(rows - reach, spare * allocator.page_size)
+
+    def test_scale_is_the_allocators_own_widening(self):
+        for case in CASES:
+            with self.case(*case) as (allocator, configurator):
+                scale = allocator.page_size // configurator.page_size
+                self.assertEqual(configurator.loc_space_scale, scale)
+
+    def test_draft_tokens_are_logical_already(self):
+        for case in CASES:
+            with self.case(*case) as (_, configurator):
+                capacity = configurator.logical_token_capacity(max_total_num_tokens=100)
+                self.assertEqual(capacity, 100)
+
+    def test_frozen_kv_draft_keeps_its_placeholder(self):
+        with topology(8, 16):
+            allocator, _ = family("paged").build(128, 16, 8)
+            configurator = draft_configurator(
+                allocator,
+                model_path=self.llama,
+                max_total_num_tokens=64,
+                algorithm="FROZEN_KV_MTP",
+            )
+            result = configurator.configure(pre_model_load_memory=1)
+            self.assertEqual(result.token_to_kv_pool.size, 64)
+            self.assertEqual(result.max_total_num_tokens, 64)
+
+    def test_dsa_draft_indexes_scheduled_pages(self):
+        for name, dcp_size in itertools.product(("paged", "hisparse"), DCP_SIZES):
+            with self.subTest(name, dcp=dcp_size), topology(dcp_size, 64):
+                allocator, _ = family(name).build(512, 64, dcp_size)
+                configurator = draft_configurator(
+                    allocator,
+                    model_path=self.dsa,
+                    max_total_num_tokens=512,
+                    use_mla_backend=True,
+                )
+                pool = configurator.configure(pre_model_load_memory=1).token_to_kv_pool
+                self.assertEqual(pool.index_page_size, 64)
+                self.assertEqual(pool.dcp_replicated, dcp_size > 1)
+                self.assertEqual(pool.page_size, allocator.page_size)
+                reach = max(drain(allocator)) + 1
+                self.assertEqual(pool.kv_buffer[0].shape[0], reach)
+                # Index rows hold whole pages of keys: bytes per key, times reach.
+                keys = pool.index_k_with_scale_buffer[0]
+                self.assertGreaterEqual(keys.numel(), reach * pool.index_head_dim)
+
+
+if __name__ == "__main__":
+    unittest.main()
