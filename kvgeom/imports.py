@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
-from kvgeom.source import split_leading, with_leading
+from kvgeom.source import Found, Problem, Source, split_leading, with_leading
 
 _WIDTH = 88  # SGLang formats with black's line length
 _FIRST_PARTY = "sglang"
@@ -37,20 +37,20 @@ class _Line:
         return _section(self.module), isinstance(self.statement, cst.ImportFrom), _key(self.module)
 
 
-def add_import(module: cst.Module, code: str) -> cst.Module:
-    """`module` with the imports of `code`; the same object where it has them all already."""
+def add_import(source: Source, code: str) -> Source:
+    """`source` with the imports of `code`; the same object where it has them all already."""
     for line in cst.parse_module(textwrap.dedent(code).strip() + "\n").body:
         for wanted in line.body:
-            module = _add(module, wanted)
-    return module
+            source = _add(source, wanted)
+    return source
 
 
-def _add(module: cst.Module, wanted: cst.Import | cst.ImportFrom) -> cst.Module:
-    lines = _import_lines(module)
+def _add(source: Source, wanted: cst.Import | cst.ImportFrom) -> Source:
+    lines = _import_lines(source.module)
     have = {b for known in lines for b in _bindings(known.statement)}
     missing = [a for a in wanted.names if _binding(wanted, a) not in have]
     if not missing:
-        return module
+        return source
     same = [
         x
         for x in lines
@@ -62,12 +62,14 @@ def _add(module: cst.Module, wanted: cst.Import | cst.ImportFrom) -> cst.Module:
     if same:
         line = same[0].line
         for alias in missing:
-            line = _extend(module, line, alias.name.value)
-        body = list(module.body)
-        body[same[0].index] = line
-        return module.with_changes(body=body)
+            line = _extend(source.module, line, alias.name.value)
+        return source.with_swaps({_top_level(source, same[0].line): line})
     last = missing[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-    return _place(module, lines, wanted.with_changes(names=[*missing[:-1], last]))
+    return _place(source, lines, wanted.with_changes(names=[*missing[:-1], last]))
+
+
+def _top_level(source: Source, statement: cst.BaseStatement) -> Found:
+    return Found(statement, (source.module, ()))
 
 
 def _import_lines(module: cst.Module) -> list[_Line]:
@@ -86,7 +88,7 @@ def _import_lines(module: cst.Module) -> list[_Line]:
     return out
 
 
-def _place(module: cst.Module, lines: list[_Line], statement: cst.BaseSmallStatement) -> cst.Module:
+def _place(source: Source, lines: list[_Line], statement: cst.BaseSmallStatement) -> Source:
     """A new line for `statement` in its place of the order."""
     mine = _Line(0, cst.SimpleStatementLine([statement]))
     section, is_from, _ = mine.rank
@@ -96,31 +98,31 @@ def _place(module: cst.Module, lines: list[_Line], statement: cst.BaseSmallState
     if not group:
         after = next((x for x in lines if x.rank > mine.rank), None)
         before = None if after else (lines[-1] if lines else None)
-    body = list(module.body)
     if after:
         blank, rest = split_leading(after.line)
-        new_section = after.rank[0] != section
-        body[after.index] = with_leading(after.line, [_blank(), *rest] if new_section else rest)
         earlier = [x for x in lines if x.index < after.index]
-        if after.index and not blank and earlier and earlier[-1].rank[0] != section:
+        if not blank and earlier and earlier[-1].rank[0] != section:
             blank = [_blank()]
-        body.insert(after.index, with_leading(mine.line, blank))
-    elif before:
+        gap = [_blank()] if after.rank[0] != section else []
+        pair = [with_leading(mine.line, blank), with_leading(after.line, [*gap, *rest])]
+        return source.with_swaps({_top_level(source, after.line): cst.FlattenSentinel(pair)})
+    if before:
         gap = [] if before.rank[0] == section else [_blank()]
-        body.insert(before.index + 1, with_leading(mine.line, gap))
-    else:
-        _first(module, body, mine.line)
-    return module.with_changes(body=body)
+        pair = [before.line, with_leading(mine.line, gap)]
+        return source.with_swaps({_top_level(source, before.line): cst.FlattenSentinel(pair)})
+    return _only_import(source, mine.line)
 
 
-def _first(module: cst.Module, body: list, line: cst.SimpleStatementLine) -> None:
+def _only_import(source: Source, line: cst.SimpleStatementLine) -> Source:
     """The only import of a file goes below its docstring."""
-    at = 0 if module.get_docstring() is None else 1
-    body.insert(at, with_leading(line, [_blank()] * at))
-    if at + 1 < len(body):
-        blank, rest = split_leading(body[at + 1])
-        if not blank:
-            body[at + 1] = with_leading(body[at + 1], [_blank(), *rest])
+    has_docstring = source.module.get_docstring() is not None
+    below = source.module.body[int(has_docstring) :]
+    if not below:
+        raise Problem("the file has no statement that an import could stand above")
+    blank, rest = split_leading(below[0])
+    line = with_leading(line, (blank[:1] or [_blank()]) if has_docstring else [])
+    pair = [line, with_leading(below[0], [*(blank or [_blank()]), *rest])]
+    return source.with_swaps({_top_level(source, below[0]): cst.FlattenSentinel(pair)})
 
 
 def _extend(module: cst.Module, line: cst.SimpleStatementLine, name: str) -> cst.BaseStatement:

@@ -42,9 +42,8 @@ def evaluate(source: Source, edit: Edit, siblings: tuple[Edit, ...] = ()) -> Out
     Raises Problem when an anchor is not there exactly as often as the edit says.
     """
     if edit.op == "import":
-        module = add_import(source.module, edit.code)
-        state = State.APPLIED if module is source.module else State.TO_APPLY
-        return Outcome(state, source.with_module(module))
+        imported = add_import(source, edit.code)
+        return Outcome(State.APPLIED if imported is source else State.TO_APPLY, imported)
     if edit.op == "define":
         return _define(source, edit)
     outcomes = []

@@ -41,36 +41,48 @@ class Found:
 class Source:
     """A parsed file. Immutable: `with_swaps` gives a new one."""
 
-    def __init__(self, module: cst.Module, pristine: Source | None = None):
-        self.module = module
+    def __init__(self, module: cst.Module, raw: bytes, pristine: Source | None = None):
+        self.module, self.raw = module, raw
         self.canons = pristine.canons if pristine else Canons()
         self.pristine = pristine or self
 
     @classmethod
     def parse(cls, raw: bytes) -> Source:
-        """Raises Problem for a file that is not Python or does not print back byte for byte."""
+        """Raises Problem for a file that is not Python."""
         try:
-            module = cst.parse_module(raw)
+            return cls(cst.parse_module(raw), raw)
         except (cst.ParserSyntaxError, UnicodeDecodeError, LookupError) as err:
             raise Problem(f"not Python that can be parsed: {str(err).splitlines()[0]}") from None
-        source = cls(module)
-        if source.raw != raw:
-            raise Problem("LibCST does not print this file back byte for byte")
-        return source
-
-    @cached_property
-    def raw(self) -> bytes:
-        """The file's bytes. Printing takes 0.1 s on a file of 3000 lines."""
-        return self.module.bytes
 
     def with_swaps(self, swaps: dict[Found, object]) -> Source:
-        """The file with each found node replaced by a node or a FlattenSentinel of nodes."""
-        via = {id(a) for found in swaps for a in ancestors(found.chain)}
-        by_id = {id(found.node): new for found, new in swaps.items()}
-        return self.with_module(self.module.visit(_Swap(by_id, via)))
+        """The file with each found node replaced by a node or a FlattenSentinel of nodes.
 
-    def with_module(self, module: cst.Module) -> Source:
-        return Source(module, self.pristine)
+        Only the functions and statements around them are printed, and spliced into the bytes.
+        """
+        via = {id(a) for found in swaps for a in ancestors(found.chain)}
+        swap = _Swap({id(found.node): new for found, new in swaps.items()}, via)
+        units = {id(u.node): u for u in map(_unit, swaps)}.values()
+        new = {id(u.node): u.node.visit(swap) for u in units}
+        module = self.module.visit(_Swap(new, via))
+        text, spliced = self.raw.decode(self.module.encoding), True
+        for unit in units:
+            indent, nodes = self.indent_of(unit.chain), new[id(unit.node)]
+            nodes = list(nodes) if isinstance(nodes, cst.FlattenSentinel) else [nodes]
+            old_text = self._print([unit.node], indent)
+            spliced = spliced and text.count(old_text) == 1
+            text = text.replace(old_text, self._print(nodes, indent))
+        if spliced:
+            return Source(module, text.encode(self.module.encoding), self.pristine)
+        if self.module.bytes != self.raw:
+            raise Problem("LibCST does not print this file back byte for byte")
+        return Source(module, module.bytes, self.pristine)
+
+    def _print(self, statements: list[cst.BaseStatement], indent: str) -> str:
+        """Statements as they stand at `indent` in this file."""
+        if not indent:
+            return "".join(map(self.module.code_for_node, statements))
+        text = self.module.code_for_node(cst.IndentedBlock(body=statements, indent=indent))
+        return text[len(self.module.default_newline) :]  # the line end that opens a block
 
     def prints_as_meant(self, found: Found, new: cst.CSTNode) -> bool:
         """Whether `new` in the place of `found` reads back as itself, with no parentheses added."""
@@ -206,6 +218,21 @@ class Source:
             return list(parsed.body[0].body.body)
         first = parsed.body[0]
         return [with_leading(first, [*parsed.header, *first.leading_lines]), *parsed.body[1:]]
+
+
+def _unit(found: Found) -> Found:
+    """The outermost function, or the statement of a module or class body, around a node."""
+    path, chain = [found], found.chain
+    while chain:
+        path.append(Found(*chain))
+        chain = chain[1]
+    path.reverse()  # the module, then each class and its block
+    at = 1
+    while at + 2 < len(path) and isinstance(path[at].node, cst.ClassDef):
+        if not isinstance(path[at + 1].node, cst.IndentedBlock):  # a decorator, a base class
+            break
+        at += 2
+    return path[at]
 
 
 class _Swap(cst.CSTTransformer):
