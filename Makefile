@@ -1,0 +1,39 @@
+# make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about 3 minutes)
+# make test   everything that guards the series and the tool (about 10 minutes)
+# make lint   style of the code, of the edits and of what they make of SGLang
+# make bench  what the series costs at boot, paired against the unpatched release
+# Each sets itself up: a virtual environment in .venv with SGLang (11 GB, about 4 minutes, once).
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTHON ?= python3
+PAIR ?= mqa
+
+.PHONY: run test lint bench setup clean
+.DELETE_ON_ERROR:
+
+run: $(READY)
+	$(BIN)/kvgeom boot --pair $(PAIR)
+
+test: $(READY)
+	$(BIN)/python -m pytest tests
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest tests/test_upstream_rules.py
+
+bench: $(READY)
+	$(BIN)/python bench/boot_check.py
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@echo "setting up $(VENV) (SGLang and its kernels: about 11 GB, 4 minutes, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[engine,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cache build dist

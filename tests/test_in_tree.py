@@ -1,0 +1,96 @@
+"""The tests that the series adds to SGLang, run as SGLang runs them: each PR's own tests fail with
+the PR's edits left out (the PRs below it applied) and pass with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kvgeom import actions, series, tree
+
+STACK = series.load()
+REPO = STACK.root
+
+# Which tests of a PR fail without its edits, and what the failure says.
+RED = {
+    "page-geometry": {
+        "test_drained_locs_are_exactly_the_loc_space": "has no attribute 'loc_space'",
+        "test_page_is_the_built_allocators_own": "has no attribute 'loc_space'",
+        "test_a_size_between_pages_does_not_extend_the_reach": "has no attribute 'loc_space'",
+        "test_resize_moves_the_loc_space": "has no attribute 'loc_space'",
+    },
+    "draft-pool-page": {
+        # A draft of an SWA or HiSparse target is paged dcp_size times too wide.
+        "test_pages_as_its_allocator": "2 != 1",
+        "test_has_a_row_for_every_loc_and_no_page_more": "not less than or equal to 0",
+        "test_scale_is_the_allocators_own_widening": "2 != 1",
+        "test_draft_tokens_are_logical_already": None,
+        "test_frozen_kv_draft_keeps_its_placeholder": "512 != 64",
+        "test_dsa_draft_indexes_scheduled_pages": "128 != 64",
+    },
+    "page-geometry-check": {
+        "test_a_draft_paged_as_scheduled_does_not_boot": "PageGeometryError not raised",
+        "test_loc_rows_are_the_buffers_rows": "has no attribute 'loc_rows'",
+    },
+}
+
+
+def patched(tmp_path: Path, upto: str, *, edits: bool) -> Path:
+    """A private copy of the installed SGLang with the PRs up to `upto`, whose own edits stay out
+    unless `edits`."""
+    installed = tree.find(None)
+    root = tmp_path / "tree"
+    root.mkdir()
+    # Hard links, as package managers make them: the tool must replace, never write through.
+    subprocess.run(["cp", "-al", str(installed.package), str(root / "sglang")], check=True)
+    for info in installed.package.parent.glob("sglang-*.dist-info"):
+        subprocess.run(["cp", "-a", str(info), str(root)], check=True)
+    at = [pr.id for pr in STACK.prs].index(upto)
+    last = STACK.prs[at] if edits else dataclasses.replace(STACK.prs[at], edits=())
+    part = dataclasses.replace(STACK, prs=(*STACK.prs[:at], last))
+    actions.apply(part, tree.find(root), dry_run=False, wait_s=5, say=lambda text: None)
+    return root
+
+
+def outcomes(root: Path, pr_id: str) -> dict[str, str | None]:
+    """The test functions of a PR: None where they pass, else what they say."""
+    files = [str(REPO / f) for f in STACK.pr(pr_id).files if f.startswith("test/")]
+    report = root.parent / "junit.xml"
+    env = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = ["-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "--rootdir=/"]
+    done = subprocess.run(
+        [sys.executable, *command, "-c", os.devnull, f"--junit-xml={report}", *files],
+        cwd=root,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert report.is_file(), done.stdout[-3000:] + done.stderr[-3000:]
+    found: dict[str, str | None] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        bad = [e for e in case if e.tag in ("failure", "error")]
+        said = "\n".join((e.get("message") or "") + (e.text or "") for e in bad)
+        found[case.get("name")] = said or found.get(case.get("name"))
+    assert found, done.stdout[-3000:] + done.stderr[-3000:]
+    return found
+
+
+@pytest.mark.parametrize("pr", [p.id for p in STACK.prs])
+def test_green_with_the_pr(pr, tmp_path):
+    found = outcomes(patched(tmp_path, pr, edits=True), pr)
+    assert {name: said for name, said in found.items() if said} == {}
+
+
+@pytest.mark.parametrize("pr", [p.id for p in STACK.prs])
+def test_red_without_its_edits(pr, tmp_path):
+    found = outcomes(patched(tmp_path, pr, edits=False), pr)
+    failing = {name for name, said in found.items() if said}
+    assert failing == set(RED[pr])
+    for name, words in RED[pr].items():
+        assert words is None or words in found[name], found[name][-2000:]
