@@ -1,4 +1,4 @@
-"""status, apply, revert and diff on one tree: what each may do, and what it says when it may not."""
+"""status, apply, revert, diff on one tree: what each may do, what it says when it may not."""
 
 from __future__ import annotations
 

@@ -245,8 +245,7 @@ def _plan_json(made: Plan, package: Path, dry_run: bool, said: list[str]) -> dic
         "dry_run": dry_run,
         "result": said,
         "prs": [
-            {"id": pr.pr.id, "state": str(pr.state), "files": sorted(pr.changes)}
-            for pr in made.prs
+            {"id": pr.pr.id, "state": str(pr.state), "files": sorted(pr.changes)} for pr in made.prs
         ],
         "files": sorted(made.changes),
     }

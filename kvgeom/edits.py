@@ -3,7 +3,7 @@
     [[edit]]
     pr = "draft-pool-page"      the entry of series.toml that it belongs to
     id = "pool-page-size"       its name, once in this file
-    op = "body"                 body | define | insert_after | insert_before | replace | kwarg | import
+    op = "body"                 one of OPS
     in = "Class.method"         scope, or a list of scopes; without it the module
     at = "f(..., page=...)"     anchor shape, or alternatives: a list of shapes or {match, code}
     code = "..."                our code (kwarg: the value; import: the import statement)
@@ -13,6 +13,8 @@
     count = 1                   how often the anchor matches in each scope
     when = ">=0.5.19"           releases it is for
     group = "page"              one member of a group must be for every supported release
+
+Shapes are described in kvgeom/match.py. An unknown key is an error.
 """
 
 from __future__ import annotations

@@ -81,9 +81,8 @@ def _import_lines(module: cst.Module) -> list[_Line]:
         if not isinstance(line, cst.SimpleStatementLine) or len(line.body) != 1:
             continue
         statement = line.body[0]
-        if isinstance(statement, cst.Import):
-            out.append(_Line(index, line))
-        elif isinstance(statement, cst.ImportFrom) and not statement.relative:
+        absolute = isinstance(statement, cst.ImportFrom) and not statement.relative
+        if absolute or isinstance(statement, cst.Import):
             out.append(_Line(index, line))
     return out
 
@@ -135,8 +134,7 @@ def _extend(module: cst.Module, line: cst.SimpleStatementLine, name: str) -> cst
     )
     if multi:
         space = statement.lpar.whitespace_after
-        first_line = space.first_line.with_changes(comment=None, whitespace=cst.SimpleWhitespace(""))
-        space = space.with_changes(first_line=first_line, empty_lines=[])
+        space = space.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=[])
     else:
         space = cst.SimpleWhitespace(" ")
     between = cst.Comma(whitespace_after=space)

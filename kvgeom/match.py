@@ -16,13 +16,14 @@ from functools import cache
 
 import libcst as cst
 
-# A node as nested tuples: (type, field, value, field, value, ...); a list as ("[", item, item, ...).
+# A node as nested tuples: (type, field, value, field, value, ...); a list: ("[", item, ...).
 Canon = tuple
 
 _FORMATTING = frozenset(
-    "lpar rpar lbracket rbracket lbrace rbrace comma semicolon equal dot colon first_colon "
-    "second_colon leading_lines lines_after_decorators header footer trailing_whitespace newline "
-    "indent default_indicator posonly_ind start end separator".split()
+    ("lpar", "rpar", "lbracket", "rbracket", "lbrace", "rbrace", "comma", "semicolon", "equal")
+    + ("dot", "colon", "first_colon", "second_colon", "start", "end", "separator", "newline")
+    + ("leading_lines", "lines_after_decorators", "header", "footer", "trailing_whitespace")
+    + ("indent", "default_indicator", "posonly_ind")
 )
 # Fields that hold a bare name, never an expression that a shape could mean.
 _NAMES = {
@@ -78,6 +79,8 @@ class Canons:
         if isinstance(node, (cst.Integer, cst.Float, cst.Imaginary)):
             return ("Number", repr(ast.literal_eval(node.value)))
         out: list = [type(node).__name__]
+        if isinstance(node, cst.FormattedString):  # its text is not evaluated: rf"" is not f""
+            out += "prefix", node.prefix.lower()
         for name in _fields(type(node)):
             value = getattr(node, name)
             if isinstance(value, cst.CSTNode):
@@ -181,7 +184,7 @@ Chain = tuple
 
 
 def walk(root: cst.CSTNode, chain: Chain = ()) -> Iterator[tuple[cst.CSTNode, Chain]]:
-    """Every statement and readable expression under `root`, in source order, with ancestors."""
+    """Every statement and readable expression under `root`, with its ancestors."""
     yield from _walk(root, chain, stored=False)
 
 

@@ -257,9 +257,9 @@ def scope_digest(source: Source, edit: Edit, outcome: Outcome) -> str | None:
     """What a reviewer looked at: the code that the anchors of `edit` stand in.
 
     That is the outermost function around each anchor, in the file as released, so that the other
-    edits of the series in the same function do not change it. An anchor in no function counts with
-    its statement in the module or class body. A definition that is added counts with the names of
-    its scope and neighbour only. None where nothing of SGLang's is around (an import; our own code).
+    edits of the series in that function do not change it. An anchor in no function counts with its
+    statement in the module or class body; a definition that is added, with the names of its scope
+    and neighbour only. None where nothing of SGLang's is around: an import, our own code.
     """
     if outcome.state is State.UPSTREAM:
         return UPSTREAM

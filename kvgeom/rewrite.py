@@ -67,7 +67,7 @@ def _satisfied(source: Source, edit: Edit, scope: Found) -> bool:
 def _body(source: Source, edit: Edit, scope: Found, _: tuple[Edit, ...]) -> Outcome:
     function = scope.node
     if not isinstance(function, cst.FunctionDef):
-        raise Problem(f"'{edit.scopes[0]}' is not a function", source.lines([function]))
+        raise Problem("the scope of a body is not a function", source.lines([function]))
     if _satisfied(source, edit, scope):
         return Outcome(State.UPSTREAM, source, (scope,))
     below = (function, scope.chain)

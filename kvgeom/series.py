@@ -4,6 +4,8 @@
     series.lock                              what was reviewed, per release (kvgeom/lock.py)
     python/sglang/.../<name>.py.edits.toml   edits to SGLang's own <name>.py (kvgeom/edits.py)
     python/... and test/...                  files that the series adds, each in one PR's `files`
+
+`python/` and `test/` mirror SGLang's repository.
 """
 
 from __future__ import annotations
