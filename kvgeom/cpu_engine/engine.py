@@ -25,6 +25,7 @@ def server_arguments(spec: EngineSpec) -> dict:
         max_total_tokens=spec.max_total_tokens,
         max_running_requests=spec.max_running,
         attention_backend="triton",
+        triton_attention_num_kv_splits=1,  # each split is a turn of the interpreter's loop
         sampling_backend="pytorch",
         random_seed=0,
         skip_tokenizer_init=True,

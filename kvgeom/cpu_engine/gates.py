@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",  # the stand-in has no version
     "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",  # an installed NCCL would look for a GPU
     "SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "0",  # no /dev/shm segments to leave behind
+    "TORCHDYNAMO_DISABLE": "1",  # every rank would compile the same small functions
     "TRITON_INTERPRET": "1",  # Triton kernels run on CPU tensors
     "CUDA_VISIBLE_DEVICES": "",  # the same run on a machine that has GPUs
     "OMP_NUM_THREADS": "1",  # many ranks on few cores
@@ -144,7 +145,7 @@ class _GateFinder(importlib.abc.MetaPathFinder):
 
 def install(release: str) -> None:
     """Arm every gate; raises EngineSetupError where a gated module was imported before."""
-    from kvgeom.cpu_engine import sglang_gates  # noqa: F401  registers the gates
+    from kvgeom.cpu_engine import interpreter, sglang_gates  # noqa: F401  they register gates
 
     early = sorted({item.module for item in GATES} & set(sys.modules))
     if early:

@@ -30,11 +30,11 @@ _MQA = {
     **_COMMON,
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_key_value_heads": 1,
     "head_dim": HIDDEN // HEADS,
 }
-_MHA_DRAFT = {**_MQA, "num_hidden_layers": 1, "num_key_value_heads": HEADS}
+_MHA_DRAFT = {**_MQA, "num_key_value_heads": HEADS}
 _MLA = {
     **_COMMON,
     "architectures": ["DeepseekV2ForCausalLM"],
@@ -70,7 +70,7 @@ _MLA = {
 }
 # pair -> (target config, draft config, noise of the draft). A draft with the target's own weights
 # plus noise is right often, but not always; None: a model of its own.
-PAIRS = {"mqa": (_MQA, _MQA, 0.02), "mla": (_MLA, _MHA_DRAFT, None)}
+PAIRS = {"mqa": (_MQA, _MQA, 0.005), "mla": (_MLA, _MHA_DRAFT, None)}
 
 
 def _attention_shapes(config: dict) -> dict[str, tuple[int, int]]:

@@ -9,8 +9,10 @@ the parent ends the running engine and itself.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import runpy
 import select
 import shutil
 import signal
@@ -28,10 +30,20 @@ SAMPLE_SECONDS = 2.0  # between two looks at the memory in use
 LOG_TAIL = 3000  # characters of an engine's own output kept when it dies without a word
 
 
+def sglang_release() -> str:
+    """The release of the sglang on the path, from its `_version.py`, without importing it."""
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or spec.origin is None:
+        raise EngineSetupError("no sglang here: install kvgeom[engine] or point --tree at one")
+    version = Path(spec.origin).with_name("_version.py")
+    if not version.exists():
+        raise EngineSetupError(f"{version.parent} does not say which release it is")
+    return runpy.run_path(str(version))["__version__"]
+
+
 def import_sglang() -> str:
     """Import everything an engine needs, gates open; returns the release."""
-    from sglang.version import __version__ as release
-
+    release = sglang_release()
     gates.check_release(release)
     stub.install()
     gates.install(release)

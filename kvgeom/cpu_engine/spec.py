@@ -105,9 +105,9 @@ PAIR_DEFAULTS = {
     "mqa": dict(
         page=4,
         context=512,
-        max_total_tokens=64,
+        max_total_tokens=32,
         max_running=4,
-        prompts=_prompts((200, 140, 90)),
+        prompts=_prompts((100, 110)),
         max_new_tokens=8,
     ),
     "mla": dict(

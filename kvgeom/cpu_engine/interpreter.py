@@ -1,0 +1,64 @@
+"""Triton's interpreter with its per-launch housekeeping done once. The kernels run as written."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from kvgeom.cpu_engine.gates import gate
+
+
+@gate(
+    "triton.runtime.interpreter",
+    why="redirects the language to its interpreter at every launch; once a module is enough",
+    expects={"_patch_lang": "fn", "_LangPatchScope": "", "InterpretedFunction": "fn kwargs"},
+)
+def patch_language_once(module: ModuleType) -> None:
+    patch, nothing_to_restore = module._patch_lang, module._LangPatchScope()
+    patched: set[int] = set()
+
+    def _patch_lang(fn):
+        names = id(fn.__globals__)
+        if names not in patched:
+            patched.add(names)
+            patch(fn)
+        return nothing_to_restore
+
+    module._patch_lang = _patch_lang
+
+
+@gate(
+    "triton.runtime.interpreter",
+    why="builds a table of every dtype at every look-up",
+    expects={"_get_np_dtype": "tt_dtype"},
+)
+def remember_dtypes(module: ModuleType) -> None:
+    look_up, known = module._get_np_dtype, {}
+
+    def _get_np_dtype(tt_dtype):
+        scalar = tt_dtype.scalar
+        key = "pointer" if scalar.is_ptr() else scalar.name
+        if key not in known:
+            known[key] = look_up(tt_dtype)
+        return known[key]
+
+    module._get_np_dtype = _get_np_dtype
+
+
+@gate(
+    "triton.language.core",
+    why="checks a block's shape and spells its name at every intermediate result",
+    expects={"block_type.__init__": "self element_ty shape"},
+)
+def remember_block_types(module: ModuleType) -> None:
+    build, known = module.block_type.__init__, {}
+
+    def __init__(self, element_ty, shape):
+        if element_ty.is_ptr():  # not hashable
+            return build(self, element_ty, shape)
+        key = (element_ty, tuple(getattr(size, "value", size) for size in shape))
+        if key not in known:
+            build(self, element_ty, shape)
+            known[key] = vars(self)
+        vars(self).update(known[key])
+
+    module.block_type.__init__ = __init__
