@@ -71,7 +71,7 @@ def miscount(
     if done:
         why += f" (and its result stands {len(done)} times)"
     near = () if hits else source.near(scope, [parse_shape(a.match) for a in edit.anchors])
-    return Problem(why, source.lines([f.node for f in [*hits, *done]]), near)
+    return Problem(why, source.lines([f.node for f in hits or done]), near)
 
 
 def _is_expression(code: str) -> bool:
@@ -95,6 +95,8 @@ def _stands_beside(
     source: Source, edit: Edit, found: Found, anchor: Anchor, siblings: tuple[Edit, ...]
 ) -> bool:
     """Whether our statements stand beside the anchor, with only other edits' code between."""
+    if not _in_block(found.chain):
+        return False
     beside, index = source.siblings(found)
     want = _forms(source, anchor.code, found.chain)
     run = beside[index + 1 :]
@@ -149,7 +151,7 @@ def _replaced(source: Source, scope: Found, code: str) -> list[Found]:
 
 def _in_block(chain: tuple) -> bool:
     """Whether a statement stands in a block of its own right, not as an `elif`."""
-    return not isinstance(chain[0], cst.If) if chain else False
+    return not isinstance(chain[0], cst.If)
 
 
 def _replace(source: Source, edit: Edit, found: Found, code: str) -> Swaps:

@@ -99,10 +99,10 @@ def _place(source: Source, lines: list[_Line], statement: cst.BaseSmallStatement
         before = None if after else (lines[-1] if lines else None)
     if after:
         blank, rest = split_leading(after.line)
-        earlier = [x for x in lines if x.index < after.index]
-        if not blank and earlier and earlier[-1].rank[0] != section:
-            blank = [_blank()]
         gap = [_blank()] if after.rank[0] != section else []
+        earlier = [x.rank[0] for x in lines if x.index < after.index]
+        if gap and earlier:  # the blank line that was above `after` belongs below us
+            blank = [] if earlier[-1] == section else [_blank()]
         pair = [with_leading(mine.line, blank), with_leading(after.line, [*gap, *rest])]
         return source.with_swaps({_top_level(source, after.line): cst.FlattenSentinel(pair)})
     if before:
