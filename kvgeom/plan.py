@@ -281,4 +281,4 @@ def scope_digest(source: Source, edit: Edit, outcome: Outcome) -> str | None:
             blocks = (cst.Module, cst.IndentedBlock)
             at = next(i for i, n in enumerate(path) if isinstance(n, blocks))
             canons.append(source.canons(path[max(at - 1, 0)]))
-    return digest(canons) if canons else None
+    return digest(list(dict.fromkeys(canons))) if canons else None
