@@ -11,6 +11,13 @@ from kvgeom.cpu_engine.channel import Channel
 from kvgeom.cpu_engine.spec import EngineSpec
 
 
+BACKENDS = {
+    "mqa": dict(attention_backend="triton"),
+    # Prefill goes through trtllm_mla by SGLang's own choice; verify through the decode backend.
+    "mla": dict(decode_attention_backend="cutedsl_mla", speculative_attention_mode="decode"),
+}
+
+
 def server_arguments(spec: EngineSpec) -> dict:
     """ServerArgs of a resolved spec. Everything not named here is SGLang's default."""
     target, draft = models.target_and_draft(spec.pair)
@@ -24,7 +31,6 @@ def server_arguments(spec: EngineSpec) -> dict:
         context_length=spec.context,
         max_total_tokens=spec.max_total_tokens,
         max_running_requests=spec.max_running,
-        attention_backend="triton",
         triton_attention_num_kv_splits=1,  # each split is a turn of the interpreter's loop
         sampling_backend="pytorch",
         random_seed=0,
@@ -34,10 +40,12 @@ def server_arguments(spec: EngineSpec) -> dict:
         watchdog_timeout=3600,
         log_level="error",
     )
+    arguments |= BACKENDS[spec.pair]
     if spec.draft:
         arguments |= dict(
             speculative_algorithm="STANDALONE",
             speculative_draft_model_path=str(draft),
+            speculative_draft_attention_backend="triton",
             speculative_num_steps=spec.steps,
             speculative_eagle_topk=spec.topk,
             speculative_num_draft_tokens=spec.draft_tokens,

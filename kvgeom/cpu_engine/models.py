@@ -70,7 +70,7 @@ _MLA = {
 }
 # pair -> (target config, draft config, noise of the draft). A draft with the target's own weights
 # plus noise is right often, but not always; None: a model of its own.
-PAIRS = {"mqa": (_MQA, _MQA, 0.005), "mla": (_MLA, _MHA_DRAFT, None)}
+PAIRS = {"mqa": (_MQA, _MQA, 0.01), "mla": (_MLA, _MHA_DRAFT, None)}
 
 
 def _attention_shapes(config: dict) -> dict[str, tuple[int, int]]:

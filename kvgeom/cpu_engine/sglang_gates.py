@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 
-from kvgeom.cpu_engine.gates import View, answer_inside, gate
+from kvgeom.cpu_engine.gates import View, answer_inside, answer_to, gate
 
 
 @gate(
@@ -18,10 +17,8 @@ from kvgeom.cpu_engine.gates import View, answer_inside, gate
     },
 )
 def dcp_groups(module: ModuleType) -> None:
-    ask = module.is_hip
-    asked_by = module.initialize_model_parallel.__code__
-    # Only this function's own question: the coordinators it builds must stay CPU ones.
-    module.is_hip = lambda: sys._getframe(1).f_code is asked_by or ask()
+    # To this function alone: the coordinators that it builds must stay CPU ones.
+    answer_to(module, "is_hip", ["initialize_model_parallel"], lambda own: True)
 
 
 @gate(

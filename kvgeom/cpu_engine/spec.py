@@ -107,16 +107,18 @@ PAIR_DEFAULTS = {
         context=512,
         max_total_tokens=32,
         max_running=4,
-        prompts=_prompts((100, 110)),
+        # Pages of 32: 4 + 3 of 8; decoding takes the first request into the last page.
+        prompts=_prompts((126, 80)),
         max_new_tokens=8,
     ),
     "mla": dict(
         page=32,
         context=2048,
-        max_total_tokens=256,
+        max_total_tokens=96,
         max_running=4,
-        prompts=_prompts((300, 3)),
-        max_new_tokens=6,
+        # Pages of 256: 1 + 1 of 3; decoding takes the first request into the last page.
+        prompts=_prompts((254, 240)),
+        max_new_tokens=5,
     ),
 }
 
