@@ -22,6 +22,8 @@ test: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --isolated --select E,F,I --ignore E402 --config 'lint.isort.known-first-party=["sglang"]' python test
+	$(BIN)/ruff format --isolated --check python test
 	$(BIN)/python -m pytest tests/test_upstream_rules.py
 
 bench: $(READY)

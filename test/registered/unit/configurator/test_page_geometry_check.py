@@ -1,4 +1,4 @@
-"""The boot assertion on real pools: silent where every loc has a row, loud elsewhere."""
+"""The boot assertion on real pools: silent exactly where every loc has a row."""
 
 import contextlib
 import itertools
@@ -187,10 +187,13 @@ class TestBootAssertion(CustomTestCase):
         )
         with topology(8, 16):
             self.configure()
-            with scheduled, self.assertRaisesRegex(
-                PageGeometryError,
-                "DRAFT_POOL_PAGE_MISMATCH pool=16 allocator=128 "
-                "reaches=1152 valid_to=1040",
+            with (
+                scheduled,
+                self.assertRaisesRegex(
+                    PageGeometryError,
+                    "DRAFT_POOL_PAGE_MISMATCH pool=16 allocator=128 "
+                    "reaches=1152 valid_to=1040",
+                ),
             ):
                 self.configure()
 
