@@ -1,4 +1,4 @@
-"""The command line: `kvgeom status | apply | revert | diff | lock`."""
+"""The command line: `kvgeom status | apply | revert | diff | lock | boot`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvgeom import __version__
+from kvgeom.boot import boot
 from kvgeom.errors import KvgeomError
 
 if TYPE_CHECKING:
@@ -249,6 +250,9 @@ def _plan_json(made: Plan, package: Path, dry_run: bool, said: list[str]) -> dic
         ],
         "files": sorted(made.changes),
     }
+
+
+app.command()(boot)
 
 
 def main() -> None:

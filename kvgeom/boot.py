@@ -1,0 +1,235 @@
+"""`kvgeom boot`: the fault, the fix and the assertion, shown on SGLang's own engine.
+
+step       runs it needs       what it claims
+geometry   patched             the series boots, and every pool covers what indexes it
+serve      patched, control    served to a full cache, with the tokens of a tp 1 run
+refuse     refuse              with the fault put back, the engine refuses to start
+overrun    overrun             with the assertion taken out too, the draft writes past its pool
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from kvgeom.errors import KvgeomError
+
+if TYPE_CHECKING:
+    from kvgeom.boot_checks import Claim
+    from kvgeom.cpu_engine import EngineReport, EngineSpec
+    from kvgeom.series import Series
+    from kvgeom.tree import Tree
+
+_TIMEOUT_S = 600.0  # of one engine; a run takes 10 to 50 s on two cores
+
+
+class Pair(StrEnum):
+    MQA = "mqa"
+    MLA = "mla"
+
+
+class Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Step(StrEnum):
+    GEOMETRY = "geometry"
+    SERVE = "serve"
+    REFUSE = "refuse"
+    OVERRUN = "overrun"
+
+
+_RUNS = {
+    Step.GEOMETRY: ("patched",),
+    Step.SERVE: ("patched", "control"),
+    Step.REFUSE: ("refuse",),
+    Step.OVERRUN: ("overrun",),
+}
+
+
+def boot(
+    tp: Annotated[int, typer.Option(help="Tensor parallel ranks.")] = 8,
+    dcp: Annotated[int, typer.Option(help="Decode context parallel ranks, 2 or more.")] = 8,
+    pair: Annotated[
+        Pair, typer.Option(help="Target and draft: Llama MQA with MQA, DeepSeek MLA with MHA.")
+    ] = Pair.MQA,
+    step: Annotated[
+        list[Step] | None,
+        typer.Option(help="Only this step; may be repeated.", show_default="every step"),
+    ] = None,
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write everything as JSON; - for stdout."),
+    ] = None,
+    device: Annotated[
+        Device, typer.Option(help="cuda is not implemented and has never been run.")
+    ] = Device.CPU,
+    tree: Annotated[
+        Path | None,
+        typer.Option(
+            "--tree",
+            metavar="PATH",
+            show_default="the installed SGLang",
+            help="Folder that contains `sglang/`. It is copied, never changed.",
+        ),
+    ] = None,
+) -> None:
+    """Boot SGLang's own engine with the series applied, with no GPU, and show that it holds.
+
+    Example: [bold]kvgeom boot --pair mla --json result.json[/bold]
+
+    Works on a private copy of the installed SGLang; the installation is only read.
+
+    - geometry: every pool covers what indexes it, alike on all ranks
+    - serve: a full cache, with the tokens and logprobs of a tp 1 run
+    - refuse: with the fault put back, the engine does not start
+    - overrun: with the assertion taken out too, the draft writes past its pool
+
+    Exit status: 0 all of it held; 1 something did not; 2 wrong arguments; 130 interrupted.
+    """
+    from kvgeom import series
+    from kvgeom import tree as trees
+    from kvgeom.boot_json import as_json, check_target, write
+    from kvgeom.boot_show import show_summary
+
+    chosen = list(dict.fromkeys(step or Step))
+    check_device(device, tp)
+    specs = engine_specs(pair, tp, dcp)
+    specs = {name: specs[name] for name in dict.fromkeys(r for s in chosen for r in _RUNS[s])}
+    target = check_target(json_file)
+    to_stdout = json_file == "-"
+    out = Console(stderr=to_stdout, highlight=False)
+    started = time.monotonic()
+    stack, found = series.load(), trees.find(tree)
+    reports = run(stack, found, specs, Console(stderr=True, highlight=False))
+    result = claims(chosen, reports)
+    show(out, found, stack, reports)
+    seconds = time.monotonic() - started
+    memory = max(r.peak_rss_mb for r in reports.values()) / 1024
+    out.print(f"{seconds:.0f} s, at most {memory:.1f} GiB of memory.\n")
+    everything = as_json(stack, found, reports, result, seconds)
+    if to_stdout:
+        print(everything)
+    elif target:
+        write(target, everything)
+    show_summary(out, result)
+    raise typer.Exit(0 if all(c.ok for c in result) else 1)
+
+
+def check_device(device: Device, tp: int) -> None:
+    """Refuses --device cuda: nothing here has been run on one."""
+    if device is Device.CPU:
+        return
+    try:
+        import torch
+
+        found = torch.cuda.device_count()
+    except ImportError:
+        found = 0
+    raise KvgeomError(
+        f"--device cuda needs {tp} CUDA devices, one a rank, and {found} were found"
+        + ("; runs on CUDA devices are not implemented yet" if found >= tp else ""),
+        "leave --device out: the same engine runs on the CPU",
+        exit_code=2,
+    )
+
+
+def engine_specs(pair: str, tp: int, dcp: int) -> dict[str, EngineSpec]:
+    """The engine of every run. KvgeomError (2) for parallel sizes that the pair cannot do."""
+    from kvgeom.cpu_engine import EngineSpec
+    from kvgeom.cpu_engine.models import HEADS
+
+    if dcp < 2:
+        raise KvgeomError(
+            f"--dcp {dcp}: pages are only widened with two or more decode context parallel ranks",
+            "give --dcp 2 or more",
+            exit_code=2,
+        )
+    if tp < 1 or HEADS % tp or tp % dcp:
+        raise KvgeomError(
+            f"--tp {tp} --dcp {dcp}: tp must divide the {HEADS} attention heads, and dcp tp",
+            "for example --tp 8 --dcp 8, or --tp 4 --dcp 2",
+            exit_code=2,
+        )
+    own = EngineSpec(pair=pair).resolved()
+    page = own.page * own.dcp // dcp  # the allocator's page, and so the load, stays the same
+    if pair == Pair.MLA and page > 64:
+        raise KvgeomError(
+            f"--pair mla --dcp {dcp}: its attention backends take pages of 32 or 64 only",
+            "give --dcp 4 or --dcp 8",
+            exit_code=2,
+        )
+    sizes = {"pair": str(pair), "tp": tp, "dcp": dcp, "page": page}
+    return {
+        "patched": EngineSpec(**sizes).resolved(),
+        "control": EngineSpec(pair=str(pair), tp=1, dcp=1).resolved(),
+        "refuse": EngineSpec(**sizes, faults=("draft-page",)).resolved(),
+        "overrun": EngineSpec(
+            **sizes, faults=("draft-page", "no-assertion"), bounds=True
+        ).resolved(),
+    }
+
+
+def run(
+    stack: Series, found: Tree, specs: dict[str, EngineSpec], console: Console
+) -> dict[str, EngineReport]:
+    """Run the engines one after the other, all forked from one import of the patched copy."""
+    from kvgeom.boot_show import Steps
+    from kvgeom.boot_tree import patched
+    from kvgeom.cpu_engine import EngineSetupError, session
+    from kvgeom.cpu_engine.gates import check_release
+
+    reports = {}
+    try:
+        check_release(str(found.release))
+        with ExitStack() as held, Steps(console, ["copy", "import", *specs]) as steps:
+            with steps.step("copy") as on_event:
+                copy = held.enter_context(patched(stack, found, lambda text: on_event(text, "")))
+            engines = held.enter_context(session(copy.package.parent))
+            with steps.step("import") as on_event:
+                engines.wait_ready(on_event)
+            for name, spec in specs.items():
+                with steps.step(name) as on_event:
+                    reports[name] = engines.run(spec, on_event=on_event, timeout=_TIMEOUT_S)
+    except EngineSetupError as error:
+        raise KvgeomError(str(error)) from None
+    return reports
+
+
+def claims(chosen: list[Step], reports: dict[str, EngineReport]) -> list[Claim]:
+    """What each chosen step came to."""
+    from kvgeom import boot_checks as checks
+
+    check = {
+        Step.GEOMETRY: checks.geometry_claim,
+        Step.SERVE: checks.serve_claim,
+        Step.REFUSE: checks.refuse_claim,
+        Step.OVERRUN: checks.overrun_claim,
+    }
+    return [check[step](*(reports[name] for name in _RUNS[step])) for step in chosen]
+
+
+def show(out: Console, found: Tree, stack: Series, reports: dict[str, EngineReport]) -> None:
+    """Everything before the summary."""
+    from kvgeom.boot_show import show_geometry, show_stop
+
+    spec, prs = next(iter(reports.values())).spec, ", ".join(pr.id for pr in stack.prs)
+    out.print(
+        f"SGLang {found.release}, pair {spec.pair}, tp {spec.tp}, dcp {spec.dcp}, "
+        f"with {prs} applied to a copy of {found.package}",
+        markup=False,
+        soft_wrap=True,
+    )
+    if "patched" in reports:
+        show_geometry(out, reports["patched"])
+    if "refuse" in reports:
+        show_stop(out, "Draft pool paged by the scheduled page:", reports["refuse"])
+    if "overrun" in reports:
+        show_stop(out, "The same, the boot assertion taken out:", reports["overrun"])

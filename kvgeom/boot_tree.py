@@ -1,0 +1,197 @@
+"""A private copy of an SGLang package with the series applied. The installation is only read.
+
+$XDG_CACHE_HOME/kvgeom/trees/
+    .lock                          one maker at a time
+    <release>-<series id>/         put in place by one rename; flock'ed (shared) while in use
+        sglang/                    the package, patched
+        made_from.json             digests of the installation, of the copy and of the tool
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from kvgeom import actions, install
+from kvgeom.actions import Say
+from kvgeom.errors import KvgeomError
+from kvgeom.install import Stage
+from kvgeom.series import Series
+from kvgeom.tree import STATE_FOLDER, Tree
+
+_WAIT_S = 60.0
+_RECORD = "made_from.json"
+_TEMPORARY = ".new-"
+
+
+def trees_folder() -> Path:
+    """$XDG_CACHE_HOME/kvgeom/trees, or ~/.cache/kvgeom/trees."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "kvgeom" / "trees"
+
+
+@contextmanager
+def patched(series: Series, source: Tree, say: Say) -> Iterator[Tree]:
+    """The patched copy of `source`, made where it is missing or no longer right.
+
+    It is not removed by another kvgeom before the block ends. KvgeomError where the series does not
+    fit `source`, or somebody left it half-applied or changed what the series wrote.
+    """
+    base = trees_folder()
+    folder = base / f"{source.release}-{series.id}"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        with _one_maker(base, say):
+            for rest in base.glob(f"{_TEMPORARY}*"):  # a maker was killed
+                shutil.rmtree(rest, ignore_errors=True)
+            _make_right(series, source, folder, say)
+            held = _hold(folder, fcntl.LOCK_SH)
+            for old in base.glob(f"{source.release}-*"):
+                if old != folder:
+                    _remove(old)
+    except OSError as error:
+        raise KvgeomError(
+            f"{error.filename or base}: {error.strerror or error}; no copy of SGLang could be made",
+            "free 250 MB there, or set XDG_CACHE_HOME to a folder that can be written",
+        ) from None
+    try:
+        yield Tree(folder / "sglang", source.release)
+    finally:
+        os.close(held)
+
+
+def digest(package: Path) -> str:
+    """Of every file's path and bytes; what Python compiles and our lock file do not count."""
+    seen = hashlib.sha256()
+    for top, folders, files in os.walk(package):
+        folders[:] = sorted(f for f in folders if f != "__pycache__")
+        if os.path.basename(top) == STATE_FOLDER:
+            files = [f for f in files if f != "lock"]
+        for name in sorted(files):
+            path = os.path.join(top, name)
+            with open(path, "rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            seen.update(f"{os.path.relpath(path, package)}\0{content}\n".encode())
+    return seen.hexdigest()
+
+
+@contextmanager
+def _one_maker(base: Path, say: Say) -> Iterator[None]:
+    lock = FileLock(base / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"waiting for another kvgeom (up to {_WAIT_S:g} s)")
+        try:
+            lock.acquire(timeout=_WAIT_S)
+        except Timeout:
+            raise KvgeomError(
+                f"another kvgeom has been working in {base} for {_WAIT_S:g} s",
+                "wait until it has ended, then run the command again",
+            ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _make_right(series: Series, source: Tree, folder: Path, say: Say) -> None:
+    """Leave `folder` as it has to be: as it is, or made anew."""
+    say("comparing with the installation")
+    actions.check_supported(series, source)
+    now = {"installation": digest(source.package), "tool": digest(Path(__file__).parent)}
+    if _is_right(series, now, folder):
+        say("ready")
+        return
+    _check_installation(series, source)
+    if folder.exists() and not _remove(folder):
+        raise KvgeomError(
+            f"{folder} no longer matches the installation, and another kvgeom boot is using it",
+            "wait until it has ended, then run the command again",
+        )
+    temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder.parent))
+    try:
+        _make(series, source, now, temporary, say)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    say("ready")
+
+
+def _is_right(series: Series, now: dict, folder: Path) -> bool:
+    copy = Tree(folder / "sglang", None)
+    try:
+        record = json.loads((folder / _RECORD).read_bytes())
+        manifest = install.read_manifest(copy)
+    except (OSError, ValueError, KvgeomError):
+        return False
+    # No manifest: everything in the series is upstream in this release.
+    applied = manifest is None or (manifest.stage, manifest.series) == (Stage.APPLIED, series.id)
+    return applied and record == {**now, "copy": digest(copy.package)}
+
+
+def _check_installation(series: Series, source: Tree) -> None:
+    """Raises what `kvgeom apply` would say about the installation; writes nothing."""
+    actions.apply(series, source, dry_run=True, wait_s=0, say=lambda text: None)
+    manifest = install.read_manifest(source)
+    if manifest and manifest.stage is not Stage.APPLIED:
+        raise KvgeomError(
+            f"the series is half-applied to SGLang {source.release} in {source.package}",
+            "`kvgeom apply` finishes it, `kvgeom revert` undoes it; then run the command again",
+        )
+
+
+def _make(series: Series, source: Tree, now: dict, temporary: Path, say: Say) -> None:
+    package = temporary / "sglang"
+    say(f"copying SGLang {source.release}")
+    try:
+        shutil.copytree(source.package, package, ignore=_our_lock)
+    except shutil.Error as error:
+        raise OSError(0, error.args[0][0][2]) from None
+    if digest(package) != now["installation"]:
+        raise KvgeomError(f"{source.package} changed while it was copied", "run the command again")
+    say("applying the series to the copy")
+    copy = Tree(package, source.release)
+    actions.apply(series, copy, dry_run=False, wait_s=0, say=lambda text: None)
+    record = {**now, "copy": digest(package)}
+    (temporary / _RECORD).write_text(json.dumps(record, indent=1))
+
+
+def _our_lock(folder: str, names: list[str]) -> list[str]:
+    return ["lock"] if os.path.basename(folder) == STATE_FOLDER and "lock" in names else []
+
+
+def _hold(folder: Path, mode: int) -> int:
+    """A descriptor of the folder, locked until it is closed; BlockingIOError where that fails."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _remove(folder: Path) -> bool:
+    """Remove a copy that nobody uses; renamed first, so that none is ever found in parts."""
+    try:
+        held = _hold(folder, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    try:
+        rest = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder.parent))
+        folder.rename(rest / folder.name)
+        with suppress(OSError):
+            shutil.rmtree(rest)
+    finally:
+        os.close(held)
+    return True
