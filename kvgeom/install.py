@@ -126,12 +126,12 @@ def locked(tree: Tree, wait_s: float, on_wait: Callable[[], None]) -> Iterator[N
             )
         time.sleep(0.05)
     try:
+        _temporary(tree.state / "manifest.json").unlink(missing_ok=True)  # of a killed run
         yield
     finally:
         if not (tree.state / "manifest.json").exists():
             # The lock file goes while it is held; filelock never takes one that lost its name.
             shutil.rmtree(tree.state / "originals", ignore_errors=True)
-            _temporary(tree.state / "manifest.json").unlink(missing_ok=True)
             (tree.state / "lock").unlink(missing_ok=True)
             with suppress(OSError):
                 tree.state.rmdir()
