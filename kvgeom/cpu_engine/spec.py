@@ -70,7 +70,6 @@ class EngineSpec(_Json):
     faults: tuple[str, ...] = ()
     prompts: tuple[tuple[int, ...], ...] | None = None
     max_new_tokens: int | None = None
-    hicache: bool = False
 
     def __post_init__(self) -> None:
         if self.pair not in PAIR_DEFAULTS:
@@ -80,8 +79,6 @@ class EngineSpec(_Json):
         unknown = sorted(set(self.faults) - set(FAULTS))
         if unknown:
             raise ValueError(f"fault {', '.join(unknown)}: choose from {', '.join(FAULTS)}")
-        if self.hicache:
-            raise ValueError("hicache is not available on the CPU engine yet")
 
     def resolved(self) -> EngineSpec:
         """The same spec with every default of the pair filled in."""
