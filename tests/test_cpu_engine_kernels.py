@@ -257,9 +257,7 @@ def test_an_overlong_row_overwrites_its_neighbour():
     heard = []
     kernels.on_row_write = lambda *write: heard.append(write[1:])
     try:
-        kernels.assign_req_to_token_pool_cpu(
-            *_columns([(1, 2, 7)], table), torch.arange(11, 16), 4
-        )
+        kernels.assign_req_to_token_pool_cpu(*_columns([(1, 2, 7)], table), torch.arange(11, 16), 4)
     finally:
         kernels.on_row_write = None
     assert table.tolist() == [[0, 0, 0, 0], [0, 0, 11, 12], [13, 14, 15, 0]]

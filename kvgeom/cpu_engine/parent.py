@@ -9,6 +9,8 @@ the parent ends the running engine and itself.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import importlib.util
 import json
 import os
@@ -28,6 +30,16 @@ from kvgeom.cpu_engine.spec import EngineSetupError, EngineSpec
 
 SAMPLE_SECONDS = 2.0  # between two looks at the memory in use
 LOG_TAIL = 3000  # characters of an engine's own output kept when it dies without a word
+# Imported once, before the ranks are forked.
+FORKED_WITH = (
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.models.registry",  # every model
+    "sglang.srt.speculative.standalone_worker_v2",
+    "sglang.kernels.ops.attention.decode_attention",
+    "sglang.kernels.ops.attention.extend_attention",
+)
 
 
 def sglang_release() -> str:
@@ -48,11 +60,11 @@ def import_sglang() -> str:
     stub.install()
     gates.install(release)
     gates.import_all()
-    import sglang.srt.entrypoints.engine
-    import sglang.srt.managers.detokenizer_manager
-    import sglang.srt.managers.scheduler
-    import sglang.srt.models.registry  # noqa: F401  imports every model
-
+    for name in FORKED_WITH:
+        importlib.import_module(name)
+    # What is here now is shared by every rank: a collection there must not touch, and so copy, it.
+    gc.collect()
+    gc.freeze()
     return release
 
 
@@ -173,6 +185,9 @@ def _end(pid: int) -> None:
         except psutil.NoSuchProcess:
             pass
     psutil.wait_procs(family, timeout=10)
+    for process in family:  # SGLang puts the pid into the names of its segments
+        for segment in Path("/dev/shm").glob(f"sgl_shm_*_{process.pid}_*"):
+            segment.unlink(missing_ok=True)
     try:
         os.waitpid(pid, 0)
     except ChildProcessError:

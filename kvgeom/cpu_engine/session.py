@@ -27,7 +27,7 @@ from kvgeom.cpu_engine.spec import (
 )
 
 OnEvent = Callable[[str, str], None]
-IMPORT_SECONDS = 180.0
+IMPORT_SECONDS = 600.0  # 10 on a quiet machine
 GRACE_SECONDS = 15.0  # for the parent to end its engine and clean up
 
 

@@ -31,6 +31,15 @@ def thread_binding(module: ModuleType) -> None:
 
 
 @gate(
+    "sglang.srt.managers.load_snapshot",
+    why="keeps a file in /dev/shm that a killed engine leaves behind; put it with its sockets",
+    expects={"shm_path_for": "ipc_name"},
+)
+def load_snapshot_with_the_sockets(module: ModuleType) -> None:
+    module.shm_path_for = lambda ipc_name: ipc_name.removeprefix("ipc://") + ".loads"
+
+
+@gate(
     "sglang.srt.configs.update_config",
     why="CPU tensor parallelism pads KV heads with zero heads; DCP needs them replicated",
     expects={"adjust_config_with_unaligned_cpu_tp": "model_config load_config tp_size"},
