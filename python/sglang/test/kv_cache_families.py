@@ -200,10 +200,11 @@ def _unified_mamba(size, page_size, dcp_size):
     return bundle.token_to_kv_pool_allocator, bundle.token_to_kv_pool
 
 
-def _unified_swa(size, page_size, dcp_size):
+def unified_swa(size, page_size, dcp_size, fused_draft=None):
     bundle = init_unified_swa_pools(
         **_UNIFIED,
         **_SWA_HEADS,
+        fused_draft=fused_draft,
         page_size=page_size,
         swa_attention_layer_ids=[1],
         full_attention_layer_ids=[0],
@@ -326,7 +327,7 @@ FAMILIES = (
     Family("hisparse", _hisparse),
     Family("page_interleave", _page_interleave),
     Family("unified_mamba", _unified_mamba, widens=True),
-    Family("unified_swa", _unified_swa),
+    Family("unified_swa", unified_swa),
     Family("unified_mamba_swa", _unified_mamba_swa),
 )
 

@@ -15,9 +15,19 @@ maybe_stub_sgl_kernel()
 
 from unittest.mock import PropertyMock, patch
 
+import torch
+
 from sglang.srt.configurator.page_geometry_check import check_page_geometry
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+from sglang.srt.mem_cache.layout.fused_draft import (
+    DenseDraftRegion,
+    FusedDraftPlacement,
+)
 from sglang.srt.mem_cache.page_geometry import PageGeometryError
+from sglang.srt.mem_cache.unified_draft_pool import (
+    UnifiedDraftKVPool,
+    UnifiedDraftSWAKVPool,
+)
 from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.kv_cache_families import (
     FAMILIES,
@@ -26,6 +36,7 @@ from sglang.test.kv_cache_families import (
     drain,
     mha_pool,
     swa_pool,
+    unified_swa,
     write_config,
 )
 
@@ -144,6 +155,38 @@ class TestCheckPageGeometry(CustomTestCase):
                 check_page_geometry(
                     allocator=allocator, pool=full, is_draft_worker=True
                 )
+
+    def test_a_draft_fused_into_the_targets_buffer_passes(self):
+        region = DenseDraftRegion(
+            lane_num=1, head_num=1, head_dim=4, store_dtype=torch.float32
+        )
+        hosts = {"full": region, "swa": region}
+        for page_size in (1, 4):
+            with self.subTest(page=page_size), topology(1, page_size):
+                placement = FusedDraftPlacement.from_counts(
+                    counts={host: [1] for host in hosts}, regions=hosts
+                )
+                allocator, _ = unified_swa(64, page_size, 1, fused_draft=placement)
+                shared = {
+                    "unified_buffer": allocator.unified_buffer,
+                    "host_allocator": allocator,
+                    "page_size": page_size,
+                }
+                pools = (
+                    UnifiedDraftKVPool(
+                        **shared, host_sub_pool_name="full", layer_lanes={0: 0}
+                    ),
+                    UnifiedDraftSWAKVPool(
+                        **shared, full_layer_lanes={0: 0}, swa_layer_lanes={1: 0}
+                    ),
+                    UnifiedDraftSWAKVPool(
+                        **shared, full_layer_lanes={}, swa_layer_lanes={0: 0}
+                    ),
+                )
+                for pool in pools:
+                    check_page_geometry(
+                        allocator=allocator, pool=pool, is_draft_worker=True
+                    )
 
     def test_placeholder_is_not_checked(self):
         allocator, _ = family("paged").build(128, 16, 8)
