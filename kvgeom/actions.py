@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kvgeom import install, plan
@@ -61,7 +61,11 @@ def status(series: Series, tree: Tree) -> Status:
     """Never writes."""
     manifest = install.read_manifest(tree)
     state, files = _inspect(series, tree, manifest)
-    made = _plan(series, tree, None if state is TreeState.UPGRADED else manifest)
+    planned_on = manifest
+    if state is TreeState.UPGRADED:  # of the old release, only the files we added may be left
+        added = {p: e for p, e in manifest.files.items() if e.before is None}
+        planned_on = replace(manifest, files=added)
+    made = _plan(series, tree, planned_on)
     return Status(tree, state, manifest, files, made, tree.release in series.lock.releases)
 
 

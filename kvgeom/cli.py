@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from kvgeom import __version__
 from kvgeom.boot import boot
@@ -20,14 +19,14 @@ from kvgeom.errors import KvgeomError
 
 if TYPE_CHECKING:
     from kvgeom.actions import Status
-    from kvgeom.plan import Plan
+    from kvgeom.plan import Plan, PrPlan
 
 app = typer.Typer(
     name="kvgeom",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 out, err = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -69,7 +68,7 @@ def _top(
 def status(tree: TreeOption = None, as_json: JsonOption = False) -> None:
     """Show the release and where each PR of the series stands. Never writes.
 
-    Example: [bold]kvgeom status --tree ~/venv/lib/python3.11/site-packages[/bold]
+    Example: `kvgeom status --tree ~/venv/lib/python3.11/site-packages`
 
     Exit status 0 also when nothing is applied; 1 when something needs your attention.
     """
@@ -96,7 +95,7 @@ def apply(
 ) -> None:
     """Apply the series to SGLang, in place and reversibly.
 
-    Example: [bold]kvgeom apply --dry-run[/bold], then [bold]kvgeom apply[/bold]
+    Example: `kvgeom apply --dry-run`, then `kvgeom apply`
 
     Either everything fits and is written, or nothing is. Applying twice changes nothing. After a
     kill, `apply` finishes and `revert` undoes. Revert before you uninstall or upgrade SGLang.
@@ -111,8 +110,7 @@ def apply(
     if as_json:
         print(json.dumps(_plan_json(made, found.package, dry_run, said), indent=2))
         return
-    for pr in made.prs:
-        out.print(f"{pr.pr.id:28} {len(pr.changes):3} files  {pr.state}", markup=False)
+    _print_columns([(p.pr.id, _outcome(p, dry_run), f"{len(p.steps)} files") for p in made.prs])
     verb = f"would change {len(made.changes)} files" if dry_run else "; ".join(said)
     out.print(f"SGLang {found.release} in {found.package}: {verb}", markup=False, soft_wrap=True)
 
@@ -121,7 +119,7 @@ def apply(
 def revert(tree: TreeOption = None) -> None:
     """Bring SGLang's own files back, byte for byte.
 
-    Example: [bold]kvgeom revert[/bold]
+    Example: `kvgeom revert`
     """
     from kvgeom import actions, series
     from kvgeom import tree as trees
@@ -141,7 +139,7 @@ def diff(
 ) -> None:
     """Print what apply changes, as a unified diff that `git apply` takes.
 
-    Example: [bold]kvgeom diff --pr draft-pool-page | less[/bold]
+    Example: `kvgeom diff --pr draft-pool-page | less`
     """
     from kvgeom import actions, series
     from kvgeom import tree as trees
@@ -165,8 +163,8 @@ def lock(
 ) -> None:
     """Show where the code around the edits differs from what series.lock says was reviewed.
 
-    Example: [bold]kvgeom lock --tree sglang-0.5.22[/bold]; read the code that it names; then the
-    same with [bold]--update[/bold].
+    Example: `kvgeom lock --tree sglang-0.5.22`; read the code that it names; then the
+    same with `--update`.
 
     Exit status 1 when something differs and was not written.
     """
@@ -209,12 +207,21 @@ def _print_status(found: Status, supported: list) -> None:
     out.print(f"Series: {found.state}", soft_wrap=True)
     for path in found.foreign:
         out.print(f"  changed by somebody else: {path}", markup=False, soft_wrap=True)
-    table = Table("PR", "State", "Title", box=None, pad_edge=False)
-    for pr in found.plan.prs:
-        table.add_row(pr.pr.id, found.pr_state(pr), pr.pr.title.replace("[", r"\["))
-    out.print(table)
+    _print_columns([(p.pr.id, found.pr_state(p), p.pr.title) for p in found.plan.prs])
     for problem in found.plan.problems:
         out.print(f"does not fit: {problem}", markup=False, soft_wrap=True)
+
+
+def _outcome(pr: PrPlan, dry_run: bool) -> str:
+    """What an apply makes of a PR."""
+    return ("to apply" if dry_run else "applied") if pr.steps else str(pr.state)
+
+
+def _print_columns(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
+        out.print(line.rstrip(), markup=False, soft_wrap=True)
 
 
 def _status_json(found: Status) -> dict:
@@ -246,7 +253,8 @@ def _plan_json(made: Plan, package: Path, dry_run: bool, said: list[str]) -> dic
         "dry_run": dry_run,
         "result": said,
         "prs": [
-            {"id": pr.pr.id, "state": str(pr.state), "files": sorted(pr.changes)} for pr in made.prs
+            {"id": pr.pr.id, "state": _outcome(pr, dry_run), "files": sorted(pr.steps)}
+            for pr in made.prs
         ],
         "files": sorted(made.changes),
     }

@@ -21,7 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -169,13 +169,13 @@ def apply(tree: Tree, series: str, changes: dict[str, tuple[bytes | None, bytes]
     _write_manifest(tree, manifest)
     for path, (_, after) in changes.items():
         _write(tree.path(path), after, entries[path].mode)
-    _write_manifest(tree, _at(manifest, Stage.APPLIED))
+    _write_manifest(tree, replace(manifest, stage=Stage.APPLIED))
 
 
 def revert(tree: Tree, manifest: Manifest) -> None:
     """Bring back every file that `manifest` names. Holds: `locked`."""
     originals = {p: original(tree, manifest, p) for p in manifest.files}
-    _write_manifest(tree, _at(manifest, Stage.REVERTING))
+    _write_manifest(tree, replace(manifest, stage=Stage.REVERTING))
     for path, data in originals.items():
         entry, target = manifest.files[path], tree.path(path)
         if data is None:
@@ -198,10 +198,6 @@ def forget(tree: Tree, manifest: Manifest) -> None:
 def _forget(tree: Tree) -> None:
     (tree.state / "manifest.json").unlink()
     shutil.rmtree(tree.state / "originals", ignore_errors=True)
-
-
-def _at(manifest: Manifest, stage: Stage) -> Manifest:
-    return Manifest(**{**vars(manifest), "stage": stage})
 
 
 def _saved(tree: Tree, path: str) -> Path:

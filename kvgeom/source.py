@@ -64,15 +64,17 @@ class Source:
         units = {id(u.node): u for u in map(_unit, swaps)}.values()
         new = {id(u.node): u.node.visit(swap) for u in units}
         module = self.module.visit(_Swap(new, via))
-        text, spliced = self.raw.decode(self.module.encoding), True
+        eol, spliced = self.module.default_newline, True
+        text = eol + self.raw.decode(self.module.encoding)
         for unit in units:
             indent, nodes = self.indent_of(unit.chain), new[id(unit.node)]
             nodes = list(nodes) if isinstance(nodes, cst.FlattenSentinel) else [nodes]
-            old_text = self._print([unit.node], indent)
+            old_text = eol + self._print([unit.node], indent)
             spliced = spliced and text.count(old_text) == 1
-            text = text.replace(old_text, self._print(nodes, indent))
+            text = text.replace(old_text, eol + self._print(nodes, indent))
         if spliced:
-            return Source(module, text.encode(self.module.encoding), self.pristine)
+            raw = text[len(eol) :].encode(self.module.encoding)
+            return Source(module, raw, self.pristine)
         if self.module.bytes != self.raw:
             raise Problem("LibCST does not print this file back byte for byte")
         return Source(module, module.bytes, self.pristine)

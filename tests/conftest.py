@@ -160,7 +160,9 @@ id = "two"
 title = "[mem_cache] Wider rows"
 """
     )
-    little.file("python/sglang/srt/geometry/pages.py", "PAGE = 64\n\n\ndef check(a, b):\n    pass\n")
+    little.file(
+        "python/sglang/srt/geometry/pages.py", "PAGE = 64\n\n\ndef check(a, b):\n    pass\n"
+    )
     little.file("test/registered/test_pages.py", "assert True\n")
     little.edits(
         "srt/mem_cache/pools.py",
@@ -183,7 +185,7 @@ title = "[mem_cache] Wider rows"
     return little
 
 
-def snapshot(root: Path) -> dict[str, tuple]:
+def snapshot(root: Path, read=Path.read_bytes) -> dict[str, tuple]:
     """Every file and folder under `root`: mode and bytes, links as links."""
     out: dict[str, tuple] = {}
     for folder, folders, files in os.walk(root):
@@ -192,7 +194,7 @@ def snapshot(root: Path) -> dict[str, tuple]:
             mode = path.lstat().st_mode
             data = os.readlink(path) if path.is_symlink() else None
             if data is None and path.is_file():
-                data = path.read_bytes()
+                data = read(path)
             out[str(path.relative_to(root))] = (mode, data)
     return out
 

@@ -49,7 +49,9 @@ def sources(draw, anchors: list[str]):
 
     head = draw(st.sampled_from(["", "# licence\n", '"""Doc ü."""\n', "import os\n\n"]))
     doc = draw(st.sampled_from(["", '"""Doc."""\n']))
-    sign = draw(st.sampled_from(["def f(self):", "def f(\n    self,\n):  # sign", "async def f():"]))
+    sign = draw(
+        st.sampled_from(["def f(self):", "def f(\n    self,\n):  # sign", "async def f():"])
+    )
     text = head + "class K:\n" + block(draw(bodies([])) + "zero = 0\n", 1)
     text += block(f"def other():\n<>{anchors[0] if anchors else 'pass'}\n", 1)
     text += block(f"@dec\n{sign}\n", 1) + block(doc + draw(bodies(anchors)) + "last = 0\n", 2)
@@ -59,7 +61,12 @@ def sources(draw, anchors: list[str]):
     return text.replace("\n", eol).encode()
 
 
-CODES = ["new(1)", "if new:\n    new(2)\n\n# ours\nnew(3)", "def n():\n    return 1", "n = '''a\nb'''"]
+CODES = [
+    "new(1)",
+    "if new:\n    new(2)\n\n# ours\nnew(3)",
+    "def n():\n    return 1",
+    "n = '''a\nb'''",
+]
 RULES = settings(max_examples=120, deadline=None)
 
 

@@ -125,9 +125,10 @@ def test_insert_beside_a_statement_that_shares_its_line_is_refused(op, at):
 
 
 def test_insert_before_an_elif_is_refused():
-    assert "shares its line" in refused(
-        SOURCE, op="insert_before", scope="K.q", at="if b: ...", code="h()"
-    ).why
+    assert (
+        "shares its line"
+        in refused(SOURCE, op="insert_before", scope="K.q", at="if b: ...", code="h()").why
+    )
 
 
 def test_two_inserts_after_one_anchor_both_stand():
@@ -322,7 +323,9 @@ def test_a_missing_scope_shows_names_that_come_close():
 
 
 def test_an_ambiguous_scope_names_its_lines():
-    source = "class K:\n    @property\n    def p(self): pass\n    @p.setter\n    def p(self, v): pass\n"
+    source = (
+        "class K:\n    @property\n    def p(self): pass\n    @p.setter\n    def p(self, v): pass\n"
+    )
     problem = refused(source, op="body", scope="K.p", code="pass")
     assert "found 2 times" in problem.why and len(problem.lines) == 2
 

@@ -50,7 +50,9 @@ def test_the_release_from_a_version_file(tmp_path, name):
 def test_a_checkout_takes_its_tests_and_its_tag(tmp_path):
     def git(*command: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", "-C", str(tmp_path), *who, *command], check=True, capture_output=True)
+        subprocess.run(
+            ["git", "-C", str(tmp_path), *who, *command], check=True, capture_output=True
+        )
 
     make_tree(tmp_path / "python")
     (tmp_path / "python/sglang-0.5.23.dist-info/METADATA").unlink()

@@ -180,7 +180,8 @@ def test_upgraded_under_an_applied_series(little, tmp_path, also_supported):
     shutil.rmtree(root / "sglang-0.5.23.dist-info")
     new = make_tree(tmp_path / "new", release="0.5.24", pools="x = 1\n")
     shutil.copytree(new, root, dirs_exist_ok=True)
-    assert state(stack, root) is TreeState.UPGRADED
+    found = actions.status(stack, tree.find(root))
+    assert found.state is TreeState.UPGRADED and "another file" not in str(found.plan.problems)
     if also_supported:
         key = next(iter(stack.lock.entries))
         stack.lock.entries[key]["0.5.24"] = "x"

@@ -1,0 +1,198 @@
+"""The repository's own series on the installed SGLang: there and back, and nothing else touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, linked_copy
+from conftest import snapshot as read_snapshot
+from test_tree_apply import apply, revert
+from test_tree_kill import killed_at
+
+from kvgeom import actions, series, tree
+from kvgeom.actions import TreeState
+from kvgeom.errors import KvgeomError
+from kvgeom.plan import PrState
+from kvgeom.source import Source
+
+STACK = series.load(REPOSITORY)
+EDITED = sorted({e.file for pr in STACK.prs for e in pr.edits})
+
+
+@pytest.fixture
+def root(released, tmp_path) -> Path:
+    """The release as hard links: a write through one would show in `released`."""
+    return linked_copy(released, tmp_path / "site")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_release_is_not_written_through(released):
+    before = read_snapshot(released, _digest)
+    yield
+    assert read_snapshot(released, _digest) == before
+
+
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+_READ: dict[tuple, bytes] = {}
+
+
+def snapshot(root: Path) -> dict[str, tuple]:
+    """`conftest.snapshot`, which reads the files that many trees link to once for all of them."""
+
+    def read(path: Path) -> bytes:
+        stat = path.stat()
+        key = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+        if stat.st_nlink == 1:
+            return path.read_bytes()
+        if key not in _READ:
+            _READ[key] = path.read_bytes()
+        return _READ[key]
+
+    return read_snapshot(root, read)
+
+
+def run(root: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "kvgeom.cli", *arguments, "--tree", str(root)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_there_and_back(root, tmp_path):
+    pristine = snapshot(root)
+    diff = run(root, "diff").stdout
+    assert snapshot(root) == pristine
+    started = time.process_time()
+    apply(STACK, root)
+    assert time.process_time() - started < 5
+    found = actions.status(STACK, tree.find(root))
+    assert found.state is TreeState.APPLIED and found.sound
+    states = {found.pr_state(p) for p in found.plan.prs}
+    assert "applied" in states and states <= {"applied", "already upstream", "not applicable"}
+
+    patched = snapshot(root)
+    changed = {n for n in patched if ".kvgeom" not in n and patched[n] != pristine.get(n)}
+    files = {p.removeprefix("python/") for p in found.manifest.files}
+    folders = {f"sglang/{f}" for f in found.manifest.folders}
+    assert changed == files | folders
+    for name in files:
+        compile(patched[name][1], name, "exec", dont_inherit=True)
+        if name in pristine:
+            assert patched[name][0] == pristine[name][0]
+
+    apply(STACK, root)
+    assert snapshot(root) == patched
+    assert run(root, "diff").stdout == diff
+
+    checkout = tmp_path / "checkout"
+    before = {n: pristine[n] for n in files if n in pristine}
+    for name, (_, data) in before.items():
+        target = checkout / "python" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    subprocess.run(["git", "init", "-q", str(checkout)], check=True)
+    subprocess.run(["git", "apply"], cwd=checkout, input=diff, text=True, check=True)
+    for name in files:
+        assert (checkout / "python" / name).read_bytes() == patched[name][1]
+
+    started = time.process_time()
+    revert(STACK, root)
+    assert time.process_time() - started < 5
+    assert snapshot(root) == pristine
+
+
+def test_the_diffs_of_the_prs_make_the_whole(root):
+    found = actions.status(STACK, tree.find(root))
+    at: dict[str, bytes | None] = {}
+    for pr in found.plan.prs:
+        for path, (before, after) in pr.changes.items():
+            assert at.get(path, before) == before
+            at[path] = after
+    assert at == {path: after for path, (_, after) in found.plan.changes.items()}
+
+
+def test_every_pr_has_something_to_do_here(root):
+    states = {p.pr.id: p.state for p in actions.status(STACK, tree.find(root)).plan.prs}
+    assert set(states.values()) <= {PrState.NOT_APPLIED, PrState.UPSTREAM, PrState.NOT_APPLICABLE}
+    assert PrState.NOT_APPLIED in states.values()
+
+
+def test_the_lock_agrees_with_the_release(root):
+    assert run(root, "lock").stdout == "series.lock agrees with this tree\n"
+
+
+@pytest.mark.parametrize("file", EDITED)
+def test_edited_files_print_back(released, file):
+    path = released / file.removeprefix("python/")
+    assert Source.parse(path.read_bytes()).module.bytes == path.read_bytes()
+
+
+@pytest.mark.parametrize("step", [3, 40, 75, 100])
+def test_a_kill_on_the_release(root, step):
+    pristine = snapshot(root)
+    assert killed_at(step, lambda: apply(STACK, root))
+    found = actions.status(STACK, tree.find(root))
+    assert (found.state is TreeState.HALF) == (found.manifest is not None)
+    if step > 50:
+        assert found.state is TreeState.HALF
+        apply(STACK, root)
+        assert actions.status(STACK, tree.find(root)).state is TreeState.APPLIED
+    revert(STACK, root)
+    assert snapshot(root) == pristine
+
+
+def release_as(root: Path, version: str) -> None:
+    """The same code under another release's name."""
+    info = next(root.glob("sglang-*.dist-info"))
+    text = (info / "METADATA").read_text().split("\n")
+    text = [f"Version: {version}" if line.startswith("Version:") else line for line in text]
+    os.rename(info, root / f"sglang-{version}.dist-info")
+    (root / f"sglang-{version}.dist-info/METADATA").unlink()
+    (root / f"sglang-{version}.dist-info/METADATA").write_text("\n".join(text))
+
+
+@pytest.mark.parametrize("version", ["0.5.15", "0.9.0"])
+def test_a_release_that_nobody_reviewed(root, version):
+    release_as(root, version)
+    before = snapshot(root)
+    with pytest.raises(KvgeomError, match=f"SGLang {version} .* not a release") as caught:
+        apply(STACK, root)
+    assert "0.5.23" in caught.value.way_out
+    assert snapshot(root) == before
+
+
+def test_every_edited_file_changed_by_an_update_is_told(root):
+    """Code that the series has not seen, in every file at once: all of it is reported."""
+    for file in EDITED:
+        path = root / file.removeprefix("python/")
+        text = path.read_text()
+        path.unlink()
+        path.write_text(
+            text.replace("    def ", "    def renamed_").replace("\ndef ", "\ndef new_")
+        )
+    before = snapshot(root)
+    with pytest.raises(KvgeomError, match="nothing was written") as caught:
+        apply(STACK, root)
+    assert snapshot(root) == before
+    for pr in STACK.prs:
+        for edit in pr.edits:
+            if edit.op in ("body", "replace", "kwarg", "insert_after", "insert_before"):
+                assert f"{edit.file}: edit '{edit.id}'" in caught.value.message
+
+
+def test_a_patched_package_may_be_copied_elsewhere(root):
+    apply(STACK, root)
+    shutil.copytree(root / "sglang", root / "moved" / "sglang")
+    status = run(root / "moved" / "sglang", "status", "--json")
+    assert json.loads(status.stdout)["state"] == "applied"
