@@ -19,7 +19,7 @@ class Tree:
 
     def __init__(self, draw, topk: int, steps: int, draft_tokens: int):
         self.topk, self.n = topk, draft_tokens
-        parent_of = {c: None for c in range(topk)}
+        parent_of = dict.fromkeys(range(topk))
         self.parent_list = [-1, *range(topk)]
         expanded = list(range(topk))
         for step in range(1, steps):
@@ -91,7 +91,9 @@ def build(trees, steps, seq_lens, mode):
         n,
         mode,
     )
-    rows = [part.view(n, w) for part, w in zip(mask.split([n * w for w in width]), width)]
+    rows = [
+        part.view(n, w) for part, w in zip(mask.split([n * w for w in width]), width, strict=True)
+    ]
     return rows, positions.view(batch, n), index, child, sibling
 
 
@@ -101,7 +103,7 @@ def build(trees, steps, seq_lens, mode):
 def test_build_tree_matches_the_tree_walked_by_hand(mode, case):
     trees, steps, seq_lens = case
     masks, positions, index, child, sibling = build(trees, steps, seq_lens, mode)
-    for b, (tree, seq_len) in enumerate(zip(trees, seq_lens)):
+    for b, (tree, seq_len) in enumerate(zip(trees, seq_lens, strict=True)):
         prefix = seq_len if mode == tree_kernels.FULL_MASK else 0
         for i in range(tree.n):
             seen = tree.ancestors(i) | {i}
@@ -122,7 +124,7 @@ def test_the_mask_alone_gives_the_tree_back(case):
     tree_kernels.reconstruct_indices_from_tree_mask(
         torch.stack(masks).view(-1), torch.tensor(seq_lens), *got, batch, n
     )
-    for have, want in zip(got, (positions.reshape(-1), index, child, sibling)):
+    for have, want in zip(got, (positions.reshape(-1), index, child, sibling), strict=True):
         assert torch.equal(have, want)
 
 
@@ -248,7 +250,7 @@ def test_row_writes_are_flat(rows, width, offset, writes):
 
 
 def _columns(spans, table):
-    rows, starts, ends = (torch.tensor(list(column)) for column in zip(*spans))
+    rows, starts, ends = (torch.tensor(list(column)) for column in zip(*spans, strict=True))
     return rows, table, starts, ends
 
 
@@ -356,7 +358,7 @@ def test_ragged_attention_aligns_the_ends():
         is_causal=True,
         return_lse=True,
     )
-    for q, keys in ((0, range(0, 4)), (1, range(0, 5)), (2, range(5, 7)), (3, range(5, 8))):
+    for q, keys in ((0, range(4)), (1, range(5)), (2, range(5, 7)), (3, range(5, 8))):
         for h in range(2):
             scores = torch.stack([query[q, h] @ key[k, h] * 0.3 for k in keys])
             want = scores.softmax(0) @ value[list(keys), h]

@@ -19,6 +19,9 @@ def main() -> int:
     try:
         spec = EngineSpec.from_json(args.spec.read_text())
         report = run(spec, tree=args.tree, on_event=_show, timeout=args.timeout)
+    except KeyboardInterrupt:
+        print("interrupted; the engine has been ended", file=sys.stderr)
+        return 130
     except (EngineSetupError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -82,7 +82,7 @@ class Watch:
             self.row_end = end
             self.on_row_end(end)
         rows, width = table.shape
-        if not self.strict or (0 <= start and end <= width and 0 <= row < rows):
+        if not self.strict or (start >= 0 and end <= width and 0 <= row < rows):
             return
         hit = row + (end - 1) // width
         where = f"row {hit}" if hit < rows else "memory past the table's end"

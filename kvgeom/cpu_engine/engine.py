@@ -10,46 +10,45 @@ from kvgeom.cpu_engine import models, ranks
 from kvgeom.cpu_engine.channel import Channel
 from kvgeom.cpu_engine.spec import EngineSpec
 
-
 BACKENDS = {
-    "mqa": dict(attention_backend="triton"),
+    "mqa": {"attention_backend": "triton"},
     # Prefill goes through trtllm_mla by SGLang's own choice; verify through the decode backend.
-    "mla": dict(decode_attention_backend="cutedsl_mla", speculative_attention_mode="decode"),
+    "mla": {"decode_attention_backend": "cutedsl_mla", "speculative_attention_mode": "decode"},
 }
 
 
 def server_arguments(spec: EngineSpec) -> dict:
     """ServerArgs of a resolved spec. Everything not named here is SGLang's default."""
     target, draft = models.target_and_draft(spec.pair)
-    arguments = dict(
-        model_path=str(target),
-        device="cpu",
-        dtype="float32",  # bfloat16 is wrong under the Triton interpreter
-        tp_size=spec.tp,
-        dcp_size=spec.dcp,
-        page_size=spec.page,
-        context_length=spec.context,
-        max_total_tokens=spec.max_total_tokens,
-        max_running_requests=spec.max_running,
-        triton_attention_num_kv_splits=1,  # each split is a turn of the interpreter's loop
-        sampling_backend="pytorch",
-        random_seed=0,
-        skip_tokenizer_init=True,
-        skip_server_warmup=True,
-        disable_cuda_graph=True,
-        watchdog_timeout=3600,
-        log_level="error",
-    )
+    arguments = {
+        "model_path": str(target),
+        "device": "cpu",
+        "dtype": "float32",  # bfloat16 is wrong under the Triton interpreter
+        "tp_size": spec.tp,
+        "dcp_size": spec.dcp,
+        "page_size": spec.page,
+        "context_length": spec.context,
+        "max_total_tokens": spec.max_total_tokens,
+        "max_running_requests": spec.max_running,
+        "triton_attention_num_kv_splits": 1,  # each split is a turn of the interpreter's loop
+        "sampling_backend": "pytorch",
+        "random_seed": 0,
+        "skip_tokenizer_init": True,
+        "skip_server_warmup": True,
+        "disable_cuda_graph": True,
+        "watchdog_timeout": 3600,
+        "log_level": "error",
+    }
     arguments |= BACKENDS[spec.pair]
     if spec.draft:
-        arguments |= dict(
-            speculative_algorithm="STANDALONE",
-            speculative_draft_model_path=str(draft),
-            speculative_draft_attention_backend="triton",
-            speculative_num_steps=spec.steps,
-            speculative_eagle_topk=spec.topk,
-            speculative_num_draft_tokens=spec.draft_tokens,
-        )
+        arguments |= {
+            "speculative_algorithm": "STANDALONE",
+            "speculative_draft_model_path": str(draft),
+            "speculative_draft_attention_backend": "triton",
+            "speculative_num_steps": spec.steps,
+            "speculative_eagle_topk": spec.topk,
+            "speculative_num_draft_tokens": spec.draft_tokens,
+        }
     return arguments
 
 
@@ -88,9 +87,11 @@ def run_engine(spec: EngineSpec, channel: Channel, scratch: Path) -> None:
         channel.send("stage", stage="serve", detail=f"{len(spec.prompts)} requests")
         replies = engine.generate(
             input_ids=[list(prompt) for prompt in spec.prompts],
-            sampling_params=dict(
-                max_new_tokens=spec.max_new_tokens, temperature=0, ignore_eos=True
-            ),
+            sampling_params={
+                "max_new_tokens": spec.max_new_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+            },
             return_logprob=True,
         )
         channel.send("result", replies=[_reply(reply) for reply in replies])
@@ -100,9 +101,9 @@ def run_engine(spec: EngineSpec, channel: Channel, scratch: Path) -> None:
 
 def _reply(reply: dict) -> dict:
     meta = reply["meta_info"]
-    return dict(
-        tokens=reply["output_ids"],
-        logprobs=[entry[0] for entry in meta["output_token_logprobs"]],
-        accept_length=meta.get("spec_accept_length", 0.0),
-        cached_tokens=meta["cached_tokens"],
-    )
+    return {
+        "tokens": reply["output_ids"],
+        "logprobs": [entry[0] for entry in meta["output_token_logprobs"]],
+        "accept_length": meta.get("spec_accept_length", 0.0),
+        "cached_tokens": meta["cached_tokens"],
+    }

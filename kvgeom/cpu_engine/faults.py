@@ -14,7 +14,9 @@ def _scheduled_draft_page() -> None:
 
     own = vars(KVCacheConfigurator).get("pool_page_size")
     if not isinstance(own, property):
-        raise EngineSetupError("fault draft-page: KVCacheConfigurator.pool_page_size is no property")
+        raise EngineSetupError(
+            "fault draft-page: KVCacheConfigurator.pool_page_size is not a property"
+        )
 
     def pool_page_size(self) -> int:
         return get_schedule().page_size if self.is_draft_worker else own.fget(self)

@@ -38,7 +38,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Gate:
-    """`expects` maps a dotted name in `module` to its parameter names; None: it only has to exist."""
+    """`expects` maps a dotted name in `module` to its parameter names; None: it has to exist."""
 
     name: str
     module: str

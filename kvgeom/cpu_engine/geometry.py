@@ -61,6 +61,5 @@ def rank_geometry(scheduler, rank: int) -> RankGeometry:
         target=_pool(target, is_draft=False),
         draft=_pool(draft, is_draft=True) if draft is not None else None,
         req_to_token=ReqToTokenGeometry(*table.shape, target.model_config.context_len),
-        draft_shares_allocator=draft is not None
-        and draft.token_to_kv_pool_allocator is allocator,
+        draft_shares_allocator=draft is not None and draft.token_to_kv_pool_allocator is allocator,
     )

@@ -107,7 +107,7 @@ def fill_accept_out_cache_loc_cpu(accept_index, out_cache_loc, accept_out_cache_
 def rotate_input_ids_cpu(
     input_ids, extend_start_loc, extend_seq_lens, topk_index, select_index=None
 ) -> None:
-    """Shift each request's ids left by one and put topk_index[i, 0] at the end (or select_index)."""
+    """Shift each request's ids left by one; topk_index[i, 0] goes to the end (or select_index)."""
     spans = zip(extend_start_loc.tolist(), extend_seq_lens.tolist(), strict=True)
     for i, (start, count) in enumerate(spans):
         input_ids[start : start + count - 1] = input_ids[start + 1 : start + count].clone()

@@ -9,6 +9,7 @@ the parent ends the running engine and itself.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -29,6 +30,7 @@ from kvgeom.cpu_engine.channel import PACKET, Channel
 from kvgeom.cpu_engine.spec import EngineSetupError, EngineSpec
 
 SAMPLE_SECONDS = 2.0  # between two looks at the memory in use
+ERROR_SECONDS = 15.0  # for the other ranks' words and SGLang's own end after a first error
 LOG_TAIL = 3000  # characters of an engine's own output kept when it dies without a word
 # Imported once, before the ranks are forked.
 FORKED_WITH = (
@@ -96,15 +98,23 @@ class Supervisor:
         seconds = time.monotonic() - started
         log = tail if reason == "exit" and not self.heard_error else ""
         self._write(
-            dict(kind="end", reason=reason, seconds=seconds, peak_rss_mb=self.peak_mb, log=log)
+            {
+                "kind": "end",
+                "reason": reason,
+                "seconds": seconds,
+                "peak_rss_mb": self.peak_mb,
+                "log": log,
+            }
         )
         return reason != "closed"
 
     def _relay(self, sock: socket.socket, pid: int, started: float) -> str:
-        next_sample = 0.0
+        next_sample, deadline = 0.0, started + self.timeout
         while True:
             now = time.monotonic()
-            if now - started > self.timeout:
+            if self.heard_error:
+                deadline = min(deadline, now + ERROR_SECONDS)
+            if now > deadline:
                 return "timeout"
             if now >= next_sample:
                 self.peak_mb = max(self.peak_mb, _memory_mb(pid))
@@ -118,8 +128,8 @@ class Supervisor:
                     return "exit"
                 if self._pass_on(packet):
                     return "done"
-            elif os.waitpid(pid, os.WNOHANG)[0]:
-                return "exit"
+            elif os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return "exit"  # not reaped yet, so that its id stays its own
 
     def _drain(self, sock: socket.socket) -> None:
         """Take what was sent before the engine ended."""
@@ -170,28 +180,20 @@ def _end(pid: int) -> None:
     import psutil
 
     family = []
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        pass
     for kill in (os.killpg, os.kill):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     for process in family:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            pass
     psutil.wait_procs(family, timeout=10)
     for process in family:  # SGLang puts the pid into the names of its segments
         for segment in Path("/dev/shm").glob(f"sgl_shm_*_{process.pid}_*"):
             segment.unlink(missing_ok=True)
-    try:
+    with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
-    except ChildProcessError:
-        pass
 
 
 def _memory_mb(pid: int) -> int:
@@ -227,10 +229,10 @@ def main() -> None:
     try:
         release = import_sglang()
     except (EngineSetupError, ImportError) as error:
-        out.write(json.dumps(dict(kind="refused", message=str(error))) + "\n")
+        out.write(json.dumps({"kind": "refused", "message": str(error)}) + "\n")
         out.flush()
         sys.exit(1)
-    out.write(json.dumps(dict(kind="ready", release=release)) + "\n")
+    out.write(json.dumps({"kind": "ready", "release": release}) + "\n")
     out.flush()
     for line in iter(sys.stdin.readline, ""):
         request = json.loads(line)

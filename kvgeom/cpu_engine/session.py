@@ -1,4 +1,4 @@
-"""The caller's side: starts the imported parent, sends it specs, folds its messages into reports."""
+"""The caller's side: starts the imported parent, sends it specs, folds messages into reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Session:
         path += [str(ours), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.release = ""
         self._buffer = b""
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kvgeom.cpu_engine.parent"],
             stdin=subprocess.PIPE,
@@ -66,7 +66,7 @@ class Session:
         on_event = on_event or _quiet
         self.wait_ready(on_event)
         spec = spec.resolved()
-        request = json.dumps(dict(spec=dataclasses.asdict(spec), timeout=timeout))
+        request = json.dumps({"spec": dataclasses.asdict(spec), "timeout": timeout})
         self._process.stdin.write(request.encode() + b"\n")
         self._process.stdin.flush()
         fold = _Fold(EngineReport(spec=spec, release=self.release), on_event)
@@ -166,6 +166,7 @@ class _Fold:
         """The report, once the engine is gone."""
         report = self.report
         report.seconds, report.peak_rss_mb = end["seconds"], end["peak_rss_mb"]
+        report.violations.sort(key=lambda v: v.rank)
         stage = "serve" if self.stage == "serve" else "boot"
         if report.error is None and not report.outputs:
             if end["reason"] == "timeout":

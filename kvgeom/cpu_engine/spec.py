@@ -18,12 +18,14 @@ class EngineSetupError(RuntimeError):
 class _Json:
     """`to_json` / `from_json` for a tree of dataclasses, tuples, lists and plain values."""
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
     @classmethod
     def from_json(cls, text: str):
+        """Back from `to_json`. ValueError for text that is no JSON and for unknown fields."""
         return decode(cls, json.loads(text))
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(dataclasses.asdict(self))
 
 
 def decode(kind, value):
@@ -99,24 +101,24 @@ def _prompts(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 PAIR_DEFAULTS = {
-    "mqa": dict(
-        page=4,
-        context=512,
-        max_total_tokens=32,
-        max_running=4,
+    "mqa": {
+        "page": 4,
+        "context": 512,
+        "max_total_tokens": 32,
+        "max_running": 4,
         # Pages of 32: 4 + 3 of 8; decoding takes the first request into the last page.
-        prompts=_prompts((126, 80)),
-        max_new_tokens=8,
-    ),
-    "mla": dict(
-        page=32,
-        context=2048,
-        max_total_tokens=96,
-        max_running=4,
+        "prompts": _prompts((126, 80)),
+        "max_new_tokens": 8,
+    },
+    "mla": {
+        "page": 32,
+        "context": 2048,
+        "max_total_tokens": 96,
+        "max_running": 4,
         # Pages of 256: 1 + 1 of 3; decoding takes the first request into the last page.
-        prompts=_prompts((254, 240)),
-        max_new_tokens=5,
-    ),
+        "prompts": _prompts((254, 240)),
+        "max_new_tokens": 5,
+    },
 }
 
 

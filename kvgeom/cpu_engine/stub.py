@@ -1,4 +1,4 @@
-"""The `sgl_kernel` that the engine imports: its binaries need libcuda, which a CPU machine lacks."""
+"""The `sgl_kernel` that the engine imports: the real one needs libcuda, which is not there."""
 
 from __future__ import annotations
 

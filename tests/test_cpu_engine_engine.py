@@ -1,0 +1,283 @@
+"""SGLang's own engine on the CPU: what it serves, what it is built of, and how it ends.
+
+One parent imports sglang for all of them. The load of the default specs fills the allocator.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvgeom.cpu_engine import EngineReport, EngineSetupError, EngineSpec, run, session
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TIMEOUT = 600.0
+TREE = EngineSpec(tp=1, dcp=1, steps=5, topk=4, draft_tokens=8, page=1)
+
+
+def no_assertion() -> tuple[str, ...]:
+    """The fault that removes the boot assertion, where the installed SGLang has it."""
+    package = Path(importlib.util.find_spec("sglang").origin).parent
+    applied = (package / "srt/configurator/page_geometry_check.py").exists()
+    return ("no-assertion",) if applied else ()
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory) -> Path:
+    """Where the engines of this module put their files: empty before and after every run."""
+    return tmp_path_factory.mktemp("scratch")
+
+
+@pytest.fixture(scope="module")
+def engines(scratch):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(scratch))
+        with session() as current:
+            yield current
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def report(engines, scratch):
+    """report(**spec) -> its report; the same spec is run once."""
+
+    @functools.cache
+    def of(**spec) -> EngineReport:
+        result = engines.run(EngineSpec(**spec), timeout=TIMEOUT)
+        assert list(scratch.iterdir()) == []
+        return result
+
+    return of
+
+
+def assert_same_output(one: EngineReport, other: EngineReport) -> None:
+    assert (one.error, other.error) == (None, None)
+    assert one.outputs == other.outputs and all(one.outputs)
+    for left, right in zip(one.logprobs, other.logprobs, strict=True):
+        assert left == pytest.approx(right, abs=1e-4)
+
+
+@pytest.mark.parametrize("pair", ["mqa", "mla"])
+def test_dcp8_serves_what_one_rank_serves(report, pair):
+    sharded = report(pair=pair, bounds=True)
+    assert_same_output(sharded, report(pair=pair, tp=1, dcp=1))
+    assert sharded.peak_token_usage >= 0.97
+    assert sharded.violations == []
+    assert [len(out) for out in sharded.outputs] == [sharded.spec.max_new_tokens] * 2
+    assert sharded.peak_rss_mb < 10_000
+
+
+def test_mqa_drafts_are_accepted_and_rejected(report):
+    accepted = report(pair="mqa", bounds=True).accept_lengths
+    assert all(1 < length < 4 for length in accepted)
+    assert accepted == report(pair="mqa", tp=1, dcp=1).accept_lengths
+
+
+@pytest.mark.parametrize(
+    ("pair", "page", "locs", "target"),
+    [("mqa", 4, 256, "MHATokenToKVPool"), ("mla", 32, 768, "MLATokenToKVPool")],
+)
+def test_geometry_of_every_rank(report, pair, page, locs, target):
+    ranks = report(pair=pair, bounds=True).geometry
+    assert [(g.rank, g.dcp_rank, g.dcp_size) for g in ranks] == [(r, r, 8) for r in range(8)]
+    for g in ranks:
+        assert (g.allocator.size, g.allocator.page_size) == (locs, 8 * page)
+        assert g.target.cls == target
+        assert (g.target.size, g.target.page_size, g.target.rows) == (
+            locs // 8,
+            page,
+            locs // 8 + page,
+        )
+        assert (g.target.indexed, g.target.dcp_size) == ("translated", 8)
+        assert (g.draft.size, g.draft.page_size, g.draft.rows) == (locs, 8 * page, locs + 8 * page)
+        assert (g.draft.indexed, g.draft.dcp_size) == ("raw", 1)
+        assert g.draft_shares_allocator
+        assert g.req_to_token.width > g.req_to_token.context_len
+
+
+def test_without_a_draft_the_tokens_are_the_same(report):
+    plain = report(pair="mqa", draft=False)
+    assert_same_output(plain, report(pair="mqa", tp=1, dcp=1))
+    assert plain.geometry[0].draft is None
+    assert_same_output(plain, report(pair="mqa", draft=False, tp=2, dcp=1))
+
+
+def to_the_end(faults: tuple[str, ...], *, bounds: bool) -> dict:
+    """Two ranks, pages of 32, and a prompt that ends 3 rows past a draft pool paged by 16."""
+    length = 256 - 32 + 16 + 3
+    prompt = tuple(3 + 7 * i % 120 for i in range(length))
+    return {
+        "tp": 2,
+        "dcp": 2,
+        "page": 16,
+        "bounds": bounds,
+        "faults": faults,
+        "prompts": (prompt,),
+        "max_new_tokens": 1,
+    }
+
+
+def test_bounds_mode_names_the_row_past_the_draft_pool(report):
+    broken = report(**to_the_end(("draft-page", *no_assertion()), bounds=True))
+    assert (broken.error.stage, broken.error.type) == ("serve", "OutOfBoundsWrite")
+    assert broken.geometry[0].draft.rows == 272
+    for found in broken.violations:
+        assert (found.structure, found.cls) == ("draft", "MHATokenToKVPool")
+        assert (found.index, found.limit, found.loc, found.allocator_page) == (272, 272, 272, 8)
+        assert f"rank {found.rank}: draft pool" in found.message
+    assert broken.violations
+    assert broken.error.message in [v.message for v in broken.violations]
+
+
+def test_without_bounds_mode_the_same_write_goes_on(report):
+    """As on a GPU, where nothing stops it; the guard rows behind the pool take it."""
+    broken = report(**to_the_end(("draft-page", *no_assertion()), bounds=False))
+    whole = report(**to_the_end((), bounds=True))
+    assert (broken.violations, whole.violations) == ([], [])
+    assert_same_output(broken, whole)
+
+
+def test_the_assertion_can_only_be_removed_where_it_is(report):
+    if no_assertion():
+        pytest.skip("the installed SGLang has the series applied")
+    refused = report(tp=2, dcp=2, faults=("no-assertion",))
+    assert (refused.error.stage, refused.error.type) == ("boot", "EngineSetupError")
+    assert "is the series applied?" in refused.error.message
+    assert refused.error.rank in (0, 1)
+
+
+def test_a_tree_of_drafts_gives_the_tokens_of_no_draft(report):
+    load = {"prompts": ((5, 6, 7, 8), tuple(range(9, 40))), "max_new_tokens": 10}
+    tree = report(**vars_of(replace(TREE, **load)))
+    plain = report(tp=1, dcp=1, page=1, draft=False, **load)
+    assert_same_output(tree, plain)
+    assert max(tree.accept_lengths) > 2
+
+
+def vars_of(spec: EngineSpec) -> dict:
+    return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+
+
+def test_bounds_mode_names_the_neighbour_of_an_overlong_row(report):
+    """Page 1, a tree of drafts, a request near the context limit: the row is too narrow."""
+    spec = replace(
+        TREE, context=48, bounds=True, prompts=((5, 6, 7, 8), (9, 10, 11)), max_new_tokens=43
+    )
+    broken = report(**vars_of(spec))
+    assert broken.error.type == "OutOfBoundsWrite"
+    found = broken.violations[0]
+    width = broken.geometry[0].req_to_token.width
+    assert (found.structure, found.limit) == ("req_to_token", width)
+    assert found.end > width >= found.start
+    assert found.index == found.row + 1
+    assert f"would write into row {found.index}" in found.message
+
+
+def test_reports_and_specs_survive_json(report):
+    for result in (
+        report(pair="mqa", bounds=True),
+        report(**to_the_end(("draft-page", *no_assertion()), bounds=True)),
+    ):
+        assert EngineReport.from_json(result.to_json()) == result
+        assert EngineSpec.from_json(result.spec.to_json()) == result.spec
+
+
+def test_a_run_that_takes_too_long_is_ended(engines, scratch):
+    result = engines.run(EngineSpec(tp=2, dcp=2), timeout=0.5)
+    assert (result.error.stage, result.error.type) == ("boot", "TimeoutError")
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_killed_rank_ends_the_run(engines, scratch):
+    """SIGKILL to one rank while it serves: the run ends with an error, long before its timeout."""
+    killed = []
+
+    def kill_one(stage: str, detail: str) -> None:
+        if stage == "serve" and not killed:
+            killed.append(_ranks_below(engines._process.pid)[-1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    result = engines.run(EngineSpec(tp=2, dcp=2), on_event=kill_one, timeout=TIMEOUT)
+    assert killed and result.error.stage == "serve"
+    assert result.outputs == [] and result.seconds < TIMEOUT / 2
+    assert _ranks_below(engines._process.pid) == []
+    assert list(scratch.iterdir()) == []
+
+
+def _ranks_below(pid: int) -> list[int]:
+    import psutil
+
+    below = psutil.Process(pid).children(recursive=True)
+    return [p.pid for p in below if "scheduler" in " ".join(p.cmdline())]
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_the_caller(tmp_path, ending):
+    """The command is interrupted or killed while it serves; all its processes go, and its files."""
+    mark, spec = uuid.uuid4().hex, tmp_path / "spec.json"
+    spec.write_text(json.dumps({"tp": 2, "dcp": 2}))
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    caller = subprocess.Popen(
+        [sys.executable, "-m", "kvgeom.cpu_engine", str(spec)],
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(folder), "KVGEOM_TEST_MARK": mark},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with caller:
+        assert any(line.startswith("serve:") for line in caller.stderr)
+        assert len(_marked(mark)) >= 5  # caller, parent, engine, two ranks
+        caller.send_signal(ending)
+        caller.wait(60)
+    assert caller.returncode == (130 if ending == signal.SIGINT else -signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while (left := _marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
+    assert list(folder.iterdir()) == []
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes that inherited the mark in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_no_shared_memory_is_left(engines, report):
+    before = set(Path("/dev/shm").iterdir())
+    assert engines.run(EngineSpec(tp=2, dcp=2), timeout=TIMEOUT).ok
+    ours = {p for p in set(Path("/dev/shm").iterdir()) - before if p.name.startswith("sgl")}
+    assert ours == set()
+
+
+def test_an_unknown_release_is_refused(tmp_path):
+    package = tmp_path / "sglang"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (package / "_version.py").write_text("__version__ = '0.5.99'\n")
+    with pytest.raises(EngineSetupError, match=r"knows SGLang 0\.5\.23, this tree is 0\.5\.99"):
+        run(EngineSpec(), tree=tmp_path)
+
+
+def test_a_tree_without_sglang_is_refused(tmp_path):
+    with pytest.raises(EngineSetupError, match="no sglang package in"):
+        run(EngineSpec(), tree=tmp_path)
