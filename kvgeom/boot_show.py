@@ -50,7 +50,7 @@ class Steps:
         self.progress.start_task(task)
 
         def on_event(stage: str, detail: str) -> None:
-            text = f"{stage}: {detail}" if detail else stage
+            text = detail if stage == name else f"{stage}: {detail}"
             self.progress.update(task, detail=text)
             if not self.console.is_terminal and told.is_news(stage):
                 self.console.print(f"{name}: {text}", markup=False, soft_wrap=True)

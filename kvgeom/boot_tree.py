@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -29,7 +28,7 @@ from kvgeom.series import Series
 from kvgeom.tree import STATE_FOLDER, Tree
 
 _WAIT_S = 60.0
-_RECORD = "made_from.json"
+_DIGEST = "digest"
 _TEMPORARY = ".new-"
 
 
@@ -47,13 +46,12 @@ def patched(series: Series, source: Tree, say: Say) -> Iterator[Tree]:
     fit `source`, or somebody left it half-applied or changed what the series wrote.
     """
     base = trees_folder()
-    folder = base / f"{source.release}-{series.id}"
     try:
         base.mkdir(parents=True, exist_ok=True)
         with _one_maker(base, say):
             for rest in base.glob(f"{_TEMPORARY}*"):  # a maker was killed
                 shutil.rmtree(rest, ignore_errors=True)
-            _make_right(series, source, folder, say)
+            folder = _right_copy(series, source, base, say)
             held = _hold(folder, fcntl.LOCK_SH)
             for old in base.glob(f"{source.release}-*"):
                 if old != folder:
@@ -104,39 +102,40 @@ def _one_maker(base: Path, say: Say) -> Iterator[None]:
         lock.release()
 
 
-def _make_right(series: Series, source: Tree, folder: Path, say: Say) -> None:
-    """Leave `folder` as it has to be: as it is, or made anew."""
+def _right_copy(series: Series, source: Tree, base: Path, say: Say) -> Path:
+    """The folder of the copy, as it is or made anew."""
     say("comparing with the installation")
     actions.check_supported(series, source)
-    now = {"installation": digest(source.package), "tool": digest(Path(__file__).parent)}
-    if _is_right(series, now, folder):
-        say("ready")
-        return
-    _check_installation(series, source)
-    if folder.exists() and not _remove(folder):
-        raise KvgeomError(
-            f"{folder} no longer matches the installation, and another kvgeom boot is using it",
-            "wait until it has ended, then run the command again",
-        )
-    temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder.parent))
-    try:
-        _make(series, source, now, temporary, say)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    installed = digest(source.package)
+    key = hashlib.sha256(f"{installed} {digest(Path(__file__).parent)}".encode()).hexdigest()
+    folder = base / f"{source.release}-{series.id}-{key[:8]}"
+    if not _is_right(series, folder):
+        _check_installation(series, source)
+        if folder.exists() and not _remove(folder):
+            raise KvgeomError(
+                f"{folder} was changed, and another kvgeom boot is using it",
+                "wait until it has ended, then run the command again",
+            )
+        temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=base))
+        try:
+            _make(series, source, installed, temporary, say)
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     say("ready")
+    return folder
 
 
-def _is_right(series: Series, now: dict, folder: Path) -> bool:
+def _is_right(series: Series, folder: Path) -> bool:
     copy = Tree(folder / "sglang", None)
     try:
-        record = json.loads((folder / _RECORD).read_bytes())
+        recorded = (folder / _DIGEST).read_text()
         manifest = install.read_manifest(copy)
     except (OSError, ValueError, KvgeomError):
         return False
     # No manifest: everything in the series is upstream in this release.
     applied = manifest is None or (manifest.stage, manifest.series) == (Stage.APPLIED, series.id)
-    return applied and record == {**now, "copy": digest(copy.package)}
+    return applied and recorded == digest(copy.package)
 
 
 def _check_installation(series: Series, source: Tree) -> None:
@@ -150,20 +149,19 @@ def _check_installation(series: Series, source: Tree) -> None:
         )
 
 
-def _make(series: Series, source: Tree, now: dict, temporary: Path, say: Say) -> None:
+def _make(series: Series, source: Tree, installed: str, temporary: Path, say: Say) -> None:
     package = temporary / "sglang"
     say(f"copying SGLang {source.release}")
     try:
         shutil.copytree(source.package, package, ignore=_our_lock)
     except shutil.Error as error:
         raise OSError(0, error.args[0][0][2]) from None
-    if digest(package) != now["installation"]:
+    if digest(package) != installed:
         raise KvgeomError(f"{source.package} changed while it was copied", "run the command again")
     say("applying the series to the copy")
     copy = Tree(package, source.release)
     actions.apply(series, copy, dry_run=False, wait_s=0, say=lambda text: None)
-    record = {**now, "copy": digest(package)}
-    (temporary / _RECORD).write_text(json.dumps(record, indent=1))
+    (temporary / _DIGEST).write_text(digest(package))
 
 
 def _our_lock(folder: str, names: list[str]) -> list[str]:
