@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from types import ModuleType
 
 from kvgeom.cpu_engine.gates import View, answer_inside, answer_to, gate
@@ -36,7 +38,7 @@ def thread_binding(module: ModuleType) -> None:
     expects={"shm_path_for": "ipc_name"},
 )
 def load_snapshot_with_the_sockets(module: ModuleType) -> None:
-    module.shm_path_for = lambda ipc_name: ipc_name.removeprefix("ipc://") + ".loads"
+    module.shm_path_for = lambda ipc_name: str(Path(tempfile.gettempdir(), f"{ipc_name}.loads"))
 
 
 @gate(
