@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from dataclasses import replace
@@ -35,17 +36,23 @@ def no_assertion() -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory) -> Path:
-    """Where the engines of this module put their files: empty before and after every run."""
+    """Where the session of this module puts its files: nothing is left when it ends."""
     return tmp_path_factory.mktemp("scratch")
 
 
 @pytest.fixture(scope="module")
 def engines(scratch):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(scratch))
+        patch.setattr(tempfile, "tempdir", str(scratch))
         with session() as current:
             yield current
     assert list(scratch.iterdir()) == []
+
+
+def folders_of_engines(scratch: Path) -> list[Path]:
+    """One for each engine that runs."""
+    assert len(list(scratch.glob("kvgeom-*"))) == 1
+    return list(scratch.glob("kvgeom-*/engine-*"))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +62,7 @@ def report(engines, scratch):
     @functools.cache
     def of(**spec) -> EngineReport:
         result = engines.run(EngineSpec(**spec), timeout=TIMEOUT)
-        assert list(scratch.iterdir()) == []
+        assert folders_of_engines(scratch) == []
         return result
 
     return of
@@ -196,7 +203,7 @@ def test_reports_and_specs_survive_json(report):
 def test_a_run_that_takes_too_long_is_ended(engines, scratch):
     result = engines.run(EngineSpec(tp=2, dcp=2), timeout=0.5)
     assert (result.error.stage, result.error.type) == ("boot", "TimeoutError")
-    assert list(scratch.iterdir()) == []
+    assert folders_of_engines(scratch) == []
 
 
 def test_a_killed_rank_ends_the_run(engines, scratch):
@@ -212,7 +219,7 @@ def test_a_killed_rank_ends_the_run(engines, scratch):
     assert killed and result.error.stage == "serve"
     assert result.outputs == [] and result.seconds < TIMEOUT / 2
     assert _ranks_below(engines._process.pid) == []
-    assert list(scratch.iterdir()) == []
+    assert folders_of_engines(scratch) == []
 
 
 def _ranks_below(pid: int) -> list[int]:

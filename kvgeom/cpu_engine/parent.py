@@ -1,10 +1,11 @@
 """The imported parent: imports sglang once, then forks an engine for every spec it is given.
 
-    python -m kvgeom.cpu_engine.parent
+    python -m kvgeom.cpu_engine.parent SCRATCH
 
 Reads one spec (JSON) a line from standard input; writes messages (JSON) a line to standard output.
 An engine lives in a session of its own and does not outlive its run; when standard input closes,
-the parent ends the running engine and itself.
+the parent ends the running engine and itself. Temporary files go into SCRATCH, a new folder that
+the parent removes when it ends.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Supervisor:
 
     def run(self) -> bool:
         """Run the engine; False when standard input closed meanwhile."""
-        scratch = Path(tempfile.mkdtemp(prefix="kvgeom-"))
+        scratch = Path(tempfile.mkdtemp(prefix="engine-"))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         started = time.monotonic()
         pid = os.fork()
@@ -224,6 +225,15 @@ def _tail(log: Path) -> str:
 
 def main() -> None:
     """Import, then serve specs until standard input closes."""
+    scratch = sys.argv[1]
+    os.environ["TMPDIR"] = scratch
+    try:
+        _serve()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _serve() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever sglang prints must not get between our messages
     try:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,12 @@ IMPORT_SECONDS = 600.0  # 10 on a quiet machine
 GRACE_SECONDS = 15.0  # for the parent to end its engine and clean up
 
 
+def _short_folder() -> str:
+    """The folder for temporary files, or /tmp where a socket's path in it would be too long."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) < 64 else "/tmp"
+
+
 def _quiet(stage: str, detail: str) -> None:
     pass
 
@@ -46,9 +53,10 @@ class Session:
         path += [str(ours), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.release = ""
         self._buffer = b""
+        self._scratch = Path(tempfile.mkdtemp(prefix="kvgeom-", dir=_short_folder()))
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvgeom.cpu_engine.parent"],
+            [sys.executable, "-m", "kvgeom.cpu_engine.parent", str(self._scratch)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -98,6 +106,7 @@ class Session:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
         self._stderr.close()
 
     def _receive(self, deadline: float) -> dict:
