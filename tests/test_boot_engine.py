@@ -1,0 +1,143 @@
+"""`kvgeom boot` from end to end on the real engine; what the series leaves alone stays alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import REPOSITORY
+
+from kvgeom import boot_checks, boot_tree, series
+from kvgeom import tree as trees
+from kvgeom.cpu_engine import EngineReport, EngineSpec, session
+from kvgeom.cpu_engine.spec import decode
+
+pytestmark = pytest.mark.engine
+
+COMMAND = [sys.executable, "-m", "kvgeom.cli", "boot"]
+
+
+@pytest.fixture(scope="module", params=["mqa", "mla"])
+def result(request, tmp_path_factory) -> dict:
+    """The JSON of one whole run, with the text it printed."""
+    target = tmp_path_factory.mktemp("boot") / "result.json"
+    command = [*COMMAND, "--pair", request.param, "--json", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(target.read_text())
+    return {**found, "pair": request.param, "text": done.stdout}
+
+
+def report(result: dict, run: str) -> EngineReport:
+    return decode(EngineReport, result["runs"][run])
+
+
+def test_every_claim_holds(result):
+    assert [c["step"] for c in result["claims"]] == ["geometry", "serve", "refuse", "overrun"]
+    assert result["ok"] and all(c["ok"] for c in result["claims"])
+    assert [line[:2] for line in result["text"].splitlines()[-4:]] == ["ok"] * 4
+
+
+def test_the_geometry_is_alike_on_every_rank(result):
+    patched = report(result, "patched")
+    assert [g.rank for g in patched.geometry] == [*range(8)]
+    assert sorted(g.dcp_rank for g in patched.geometry) == [*range(8)]
+    assert result["rank_differences"] == []
+    for g in patched.geometry:
+        assert g.draft_shares_allocator
+        assert g.allocator.page_size == g.draft.page_size == 8 * g.target.page_size
+        assert g.draft.rows == g.allocator.size + g.allocator.page_size == 8 * g.target.rows
+    rows = {row["structure"]: row for row in result["table"]}
+    assert [*rows] == ["allocator", "target pool", "draft pool", "req_to_token"]
+    assert all(row["covers"] for name, row in rows.items() if name != "allocator")
+
+
+def test_a_full_cache_is_served_as_the_control_does(result):
+    patched, control = report(result, "patched"), report(result, "control")
+    assert patched.peak_token_usage >= 0.97
+    assert patched.outputs == control.outputs and all(patched.outputs)
+    assert len({tuple(o) for o in patched.outputs}) == len(patched.outputs)
+    assert result["comparison"]["tokens"] == sum(map(len, control.outputs))
+    assert result["comparison"]["max_logprob_difference"] <= 1e-4
+    # Drafts are verified, so tokens never show a broken draft cache; how many are accepted does.
+    assert patched.accept_lengths == pytest.approx(control.accept_lengths)
+    assert min(patched.accept_lengths) > 1
+
+
+def test_the_refusal_has_the_numbers_of_the_engine(result):
+    first = report(result, "patched").geometry[0]
+    page = first.target.page_size
+    assert boot_checks.mismatch(report(result, "refuse")) == {
+        "pool": page,
+        "allocator": first.allocator.page_size,
+        "reaches": first.allocator.size + first.allocator.page_size,
+        "valid_to": first.draft.size + page,
+    }
+    assert not report(result, "refuse").outputs
+
+
+def test_the_overrun_is_the_first_row_that_is_missing(result):
+    run = report(result, "overrun")
+    built, first = run.geometry[0], report(result, "patched").geometry[0]
+    assert built.draft.rows == first.draft.size + first.target.page_size
+    assert sorted(v.rank for v in run.violations) == [*range(8)]
+    for violation in run.violations:
+        assert violation.structure == "draft"
+        assert violation.index == violation.limit == violation.loc == built.draft.rows
+        assert violation.allocator_page == first.allocator.size // first.allocator.page_size
+    assert run.violations[0].message in result["text"]
+
+
+@pytest.fixture(scope="module")
+def unaffected() -> dict[tuple[str, str], list[EngineReport]]:
+    """(tree, pair) -> runs without DCP, and with DCP 8 and no draft."""
+    found = trees.find()
+    configurations = [
+        EngineSpec(pair="mqa", tp=1, dcp=1),
+        EngineSpec(pair="mqa", draft=False),
+        EngineSpec(pair="mla", tp=1, dcp=1),
+    ]
+    out = {}
+    with boot_tree.patched(series.load(), found, lambda text: None) as copy:
+        for name, folder in (("patched", copy.package.parent), ("released", None)):
+            with session(folder) as engines:
+                out[name] = [engines.run(spec) for spec in configurations]
+    return out
+
+
+def test_unaffected_configurations_answer_as_the_release(unaffected):
+    assert [len(runs) for runs in unaffected.values()] == [3, 3]
+    for patched, released in zip(*unaffected.values(), strict=True):
+        assert patched.ok and released.ok
+        found = boot_checks.compare(patched, released)
+        assert found.differences == [] and found.tokens > 0
+        assert patched.geometry == released.geometry
+
+
+def test_an_interrupt_leaves_nothing(tmp_path):
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    run = subprocess.Popen(
+        [*COMMAND, "--step", "geometry"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=REPOSITORY,
+    )  # fmt: skip
+    for line in run.stderr:
+        if line.startswith("patched: boot"):
+            break
+    family, deadline = [], time.monotonic() + 120
+    while len(family) < 6 and time.monotonic() < deadline:  # some ranks are up
+        time.sleep(0.5)
+        family = psutil.Process(run.pid).children(recursive=True)
+    assert len(family) >= 6
+    run.send_signal(signal.SIGINT)
+    rest = run.communicate(timeout=60)
+    assert run.returncode == 130, rest
+    assert rest[0] == "" and "Traceback" not in rest[1]
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert alive == []
+    assert [*tmp_path.iterdir()] == []
