@@ -101,7 +101,15 @@ def make(
     check_lock: bool = True,
 ) -> Plan:
     """Plan the stack. `writes` says which of the series' new files belong into the tree."""
-    planner = _Planner(series, read, release, check_lock)
+    made = _make(_Planner(series, read, release, check_lock), writes)
+    if not made.problems:
+        return made
+    # With every file read as a whole, a problem can name what comes close.
+    return _make(_Planner(series, read, release, check_lock, whole=True), writes)
+
+
+def _make(planner: _Planner, writes: Callable[[str], bool]) -> Plan:
+    series, release = planner.series, planner.release
     prs = tuple(planner.pr(pr, writes) for pr in series.prs)
     planner.problems += group_errors(series.prs, release)
     for path, change in Plan(release, prs, ()).changes.items():
@@ -115,6 +123,7 @@ class _Planner:
     read: Read
     release: Version
     check_lock: bool
+    whole: bool = False
     sources: dict[str, Source | None] = field(default_factory=dict)
     new: dict[str, bytes | None] = field(default_factory=dict)
     problems: list[FileProblem | str] = field(default_factory=list)
@@ -142,6 +151,9 @@ class _Planner:
             )
         return PrPlan(pr, state, tuple(results), steps)
 
+    def siblings(self, file: str) -> tuple[Edit, ...]:
+        return tuple(e for pr in self.series.prs for e in pr.edits if e.file == file)
+
     def source(self, file: str) -> Source | None:
         """The file as the stack up to here leaves it."""
         if file not in self.sources:
@@ -151,7 +163,8 @@ class _Planner:
                 self.problems.append(FileProblem(file, "", "SGLang has no such file here"))
             else:
                 try:
-                    self.sources[file] = Source.parse(raw)
+                    edits = None if self.whole else self.siblings(file)
+                    self.sources[file] = Source.parse(raw, edits)
                 except Problem as err:
                     self.problems.append(FileProblem(file, "", err.why))
         return self.sources[file]
@@ -174,8 +187,7 @@ class _Planner:
         return [found[e.id] for e in every if e.id in found]
 
     def edit(self, edit: Edit) -> EditResult | None:
-        source = self.sources[edit.file]
-        siblings = tuple(e for pr in self.series.prs for e in pr.edits if e.file == edit.file)
+        source, siblings = self.sources[edit.file], self.siblings(edit.file)
         try:
             outcome = evaluate(source, edit, siblings)
         except Problem as err:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -12,6 +13,8 @@ from functools import cached_property
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
+from kvgeom import skeleton
+from kvgeom.edits import Edit
 from kvgeom.match import Canon, Canons, Chain, Shape, ancestors, statements, walk
 
 Definition = cst.FunctionDef | cst.ClassDef
@@ -47,10 +50,11 @@ class Source:
         self.pristine = pristine or self
 
     @classmethod
-    def parse(cls, raw: bytes) -> Source:
-        """Raises Problem for a file that is not Python."""
+    def parse(cls, raw: bytes, edits: Iterable[Edit] | None = None) -> Source:
+        """Raises Problem for a file that is not Python. With `edits`, only what they need."""
         try:
-            return cls(cst.parse_module(raw), raw)
+            needed = raw if edits is None else skeleton.of(raw, edits)
+            return cls(cst.parse_module(needed), raw)
         except (cst.ParserSyntaxError, UnicodeDecodeError, LookupError) as err:
             raise Problem(f"not Python that can be parsed: {str(err).splitlines()[0]}") from None
 
