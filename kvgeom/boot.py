@@ -73,7 +73,7 @@ def boot(
         typer.Option("--json", metavar="FILE", help="Write everything as JSON; - for stdout."),
     ] = None,
     device: Annotated[
-        Device, typer.Option(help="cuda is not implemented and has never been run.")
+        Device, typer.Option(help="cuda: one device a rank, no stand-ins. Never run yet.")
     ] = Device.CPU,
     tree: Annotated[
         Path | None,
@@ -105,7 +105,7 @@ def boot(
 
     chosen = list(dict.fromkeys(step or Step))
     check_device(device, tp)
-    specs = engine_specs(pair, tp, dcp)
+    specs = engine_specs(pair, tp, dcp, device)
     specs = {name: specs[name] for name in dict.fromkeys(r for s in chosen for r in _RUNS[s])}
     target = check_target(json_file)
     to_stdout = json_file == "-"
@@ -128,7 +128,7 @@ def boot(
 
 
 def check_device(device: Device, tp: int) -> None:
-    """Refuses --device cuda: nothing here has been run on one."""
+    """KvgeomError (2) unless there is a device for every rank."""
     if device is Device.CPU:
         return
     try:
@@ -137,15 +137,15 @@ def check_device(device: Device, tp: int) -> None:
         found = torch.cuda.device_count()
     except ImportError:
         found = 0
-    raise KvgeomError(
-        f"--device cuda needs {tp} CUDA devices, one a rank, and {found} were found"
-        + ("; runs on CUDA devices are not implemented yet" if found >= tp else ""),
-        "leave --device out: the same engine runs on the CPU",
-        exit_code=2,
-    )
+    if found < tp:
+        raise KvgeomError(
+            f"--device cuda needs {tp} CUDA devices, one a rank, and {found} were found",
+            "leave --device out: the same engine runs on the CPU",
+            exit_code=2,
+        )
 
 
-def engine_specs(pair: str, tp: int, dcp: int) -> dict[str, EngineSpec]:
+def engine_specs(pair: str, tp: int, dcp: int, device: str = "cpu") -> dict[str, EngineSpec]:
     """The engine of every run. KvgeomError (2) for parallel sizes that the pair cannot do."""
     from kvgeom.cpu_engine import EngineSpec
 
@@ -157,11 +157,11 @@ def engine_specs(pair: str, tp: int, dcp: int) -> dict[str, EngineSpec]:
         )
     own = EngineSpec(pair=pair).resolved()
     page = own.page * own.dcp // dcp  # the allocator's page, and so the load, stays the same
-    sizes = {"pair": str(pair), "tp": tp, "dcp": dcp, "page": page}
-    patched = EngineSpec(**sizes).resolved()
+    both = {"pair": str(pair), "device": str(device)}
+    patched = EngineSpec(**both, tp=tp, dcp=dcp, page=page).resolved()
     return {
         "patched": patched,
-        "control": EngineSpec(pair=str(pair), tp=1, dcp=1).resolved(),
+        "control": EngineSpec(**both, tp=1, dcp=1).resolved(),
         "refuse": replace(patched, faults=("draft-page",)),
         "overrun": replace(
             patched,
@@ -197,7 +197,8 @@ def run(
                 copy = held.enter_context(
                     patched(stack, found, lambda text: on_event("copy", text))
                 )
-            engines = held.enter_context(session(copy.package.parent))
+            device = next(iter(specs.values())).device
+            engines = held.enter_context(session(copy.package.parent, device))
             with steps.step("import") as on_event:
                 engines.wait_ready(on_event)
             for name, spec in specs.items():

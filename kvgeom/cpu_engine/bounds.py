@@ -37,7 +37,7 @@ class Watch:
     """The writes of one rank. `on_row_end` hears of every new furthest req_to_token column."""
 
     def __init__(self, spec: EngineSpec, rank: int, report, on_row_end):
-        self.strict = spec.bounds
+        self.strict, self.on_cpu = spec.bounds, spec.device == "cpu"
         self.rank, self.report, self.on_row_end = rank, report, on_row_end
         self.row_end = 0
         self.names: dict[int, str] = {}
@@ -61,7 +61,7 @@ class Watch:
             wrap(mha, "set_kv_buffer_prefix_valid", self._set_prefix)
             wrap(mha, "move_kv_cache", self._move)
             wrap(mla, "move_kv_cache", self._move)
-        else:
+        elif self.on_cpu:
             self._add_guard(mha, "_create_buffers_normal", "k_buffer", "v_buffer")
             self._add_guard(mla, "_create_buffers", "kv_buffer")
             memory_pool._set_kv_buffer_impl = _store_rows

@@ -19,10 +19,10 @@ BACKENDS = {
 
 def server_arguments(spec: EngineSpec) -> dict:
     """ServerArgs of a resolved spec. Everything not named here is SGLang's default."""
-    target, draft = models.target_and_draft(spec.pair)
+    target, draft = models.target_and_draft(spec.pair, spec.device)
     arguments = {
         "model_path": str(target),
-        "device": "cpu",
+        "device": spec.device,
         "dtype": "float32",  # bfloat16 is wrong under the Triton interpreter
         "tp_size": spec.tp,
         "dcp_size": spec.dcp,
@@ -30,7 +30,6 @@ def server_arguments(spec: EngineSpec) -> dict:
         "context_length": spec.context,
         "max_total_tokens": spec.max_total_tokens,
         "max_running_requests": spec.max_running,
-        "triton_attention_num_kv_splits": 1,  # each split is a turn of the interpreter's loop
         "sampling_backend": "pytorch",
         "random_seed": 0,
         "skip_tokenizer_init": True,
@@ -40,6 +39,8 @@ def server_arguments(spec: EngineSpec) -> dict:
         "log_level": "error",
     }
     arguments |= BACKENDS[spec.pair]
+    if spec.device == "cpu":  # each split is a turn of the interpreter's loop
+        arguments["triton_attention_num_kv_splits"] = 1
     if spec.draft:
         arguments |= {
             "speculative_algorithm": "STANDALONE",
@@ -53,7 +54,7 @@ def server_arguments(spec: EngineSpec) -> dict:
 
 
 def engine_class(spec: EngineSpec, channel: Channel):
-    """SGLang's Engine with our rank entry; it forks its processes where it would spawn them."""
+    """SGLang's Engine with our rank entry; on CPU it forks where it would spawn."""
     import multiprocessing
 
     from sglang.srt.entrypoints import engine
@@ -65,12 +66,13 @@ def engine_class(spec: EngineSpec, channel: Channel):
         # Spawned ranks would each import sglang again.
         multiprocessing.set_start_method("fork", force=True)
 
-    engine._set_envs_and_config = configure_and_fork
+    if spec.device == "cpu":
+        engine._set_envs_and_config = configure_and_fork
 
-    class CpuEngine(engine.Engine):
+    class WatchedEngine(engine.Engine):
         run_scheduler_process_func = staticmethod(functools.partial(ranks.run_rank, spec, channel))
 
-    return CpuEngine
+    return WatchedEngine
 
 
 def run_engine(spec: EngineSpec, channel: Channel, scratch: Path) -> None:

@@ -35,6 +35,12 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # the models are local
 }
 
+# On CUDA no gate is opened.
+CUDA_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # the models are local
+    "TRITON_F32_DEFAULT": "ieee",  # float32 products, to compare logprobs with
+}
+
 
 @dataclass(frozen=True)
 class Gate:

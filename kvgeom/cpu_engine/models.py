@@ -68,6 +68,16 @@ _MLA = {
         "mscale_all_dim": 1.0,
     },
 }
+# Tensor cores take no heads of 8, and the MLA kernels only the published widths.
+_CUDA_WIDTHS = {
+    "llama": {"head_dim": 64},
+    "deepseek_v2": {
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    },
+}
 # pair -> (target config, draft config, noise of the draft). A draft with the target's own weights
 # plus noise is right often, but not always; None: a model of its own.
 PAIRS = {"mqa": (_MQA, _MQA, 0.01), "mla": (_MLA, _MHA_DRAFT, None)}
@@ -160,10 +170,12 @@ def _make(name: str, config: dict, seed: int, noise: float | None) -> Path:
     return folder
 
 
-def target_and_draft(pair: str) -> tuple[Path, Path]:
+def target_and_draft(pair: str, device: str = "cpu") -> tuple[Path, Path]:
     """Folders of the pair's target and draft, made now where they are missing. Needs torch."""
     target, draft, noise = PAIRS[pair]
     same = noise is not None
+    if device == "cuda":
+        target, draft = ({**c, **_CUDA_WIDTHS[c["model_type"]]} for c in (target, draft))
     return (
         _make(f"{pair}-target", target, 0, None),
         _make(f"{pair}-draft", draft, 0 if same else 7, noise),

@@ -21,6 +21,7 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -83,10 +84,13 @@ class Supervisor:
         scratch = Path(tempfile.mkdtemp(prefix="engine-"))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         started = time.monotonic()
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            _be_engine(self.spec, Channel(theirs), scratch)
+        if self.spec.device == "cpu":
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                _be_engine(self.spec, Channel(theirs), scratch)
+        else:
+            pid = _start_engine(self.spec, theirs, scratch)
         theirs.close()
         try:
             reason = self._relay(ours, pid, started)
@@ -150,6 +154,20 @@ class Supervisor:
     def _write(self, message: dict) -> None:
         self.out.write(json.dumps(message) + "\n")
         self.out.flush()
+
+
+def _start_engine(spec: EngineSpec, sock: socket.socket, scratch: Path) -> int:
+    """A new process for the engine: CUDA does not outlive a fork."""
+    with (scratch / "engine.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "kvgeom.cpu_engine.started", str(sock.fileno()), str(scratch)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "KVGEOM_ENGINE_SPEC": spec.to_json()},
+            pass_fds=[sock.fileno()],
+            start_new_session=True,
+        ).pid
 
 
 def _be_engine(spec: EngineSpec, channel: Channel, scratch: Path) -> None:
@@ -225,19 +243,20 @@ def _tail(log: Path) -> str:
 
 def main() -> None:
     """Import, then serve specs until standard input closes."""
-    scratch = sys.argv[1]
+    scratch, device = sys.argv[1:]
     os.environ["TMPDIR"] = scratch
     try:
-        _serve()
+        _serve(device)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _serve() -> None:
+def _serve(device: str) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever sglang prints must not get between our messages
     try:
-        release = import_sglang()
+        release = import_sglang() if device == "cpu" else sglang_release()
+        gates.check_release(release)
     except (EngineSetupError, ImportError) as error:
         out.write(json.dumps({"kind": "refused", "message": str(error)}) + "\n")
         out.flush()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kvgeom.cpu_engine.gates import ENVIRONMENT
+from kvgeom.cpu_engine.gates import CUDA_ENVIRONMENT, ENVIRONMENT
 from kvgeom.cpu_engine.spec import (
     EngineError,
     EngineReport,
@@ -45,7 +45,7 @@ def _quiet(stage: str, detail: str) -> None:
 class Session:
     """One imported parent process. Use it through `session()`."""
 
-    def __init__(self, tree: Path | None):
+    def __init__(self, tree: Path | None, device: str):
         if tree is not None and not (tree / "sglang").is_dir():
             raise EngineSetupError(f"no sglang package in {tree}")
         ours = Path(__file__).resolve().parents[2]
@@ -55,12 +55,13 @@ class Session:
         self._buffer = b""
         self._scratch = Path(tempfile.mkdtemp(prefix="kvgeom-", dir=_short_folder()))
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
+        settings = ENVIRONMENT if device == "cpu" else CUDA_ENVIRONMENT
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvgeom.cpu_engine.parent", str(self._scratch)],
+            [sys.executable, "-m", "kvgeom.cpu_engine.parent", str(self._scratch), device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path)},
+            env={**os.environ, **settings, "PYTHONPATH": os.pathsep.join(path)},
             start_new_session=True,
         )
 
@@ -188,12 +189,13 @@ class _Fold:
 
 
 @contextlib.contextmanager
-def session(tree: Path | None = None) -> Iterator[Session]:
+def session(tree: Path | None = None, device: str = "cpu") -> Iterator[Session]:
     """A parent that has imported sglang from `tree` (None: the installed one) once.
 
-    Each `.run(spec)` forks a fresh engine from it. Nothing it started is left when the block ends.
+    Each `.run(spec)` forks a fresh engine from it; on CUDA it starts one, with no gate open and
+    nothing stood in for. Nothing it started is left when the block ends.
     """
-    current = Session(Path(tree) if tree is not None else None)
+    current = Session(Path(tree) if tree is not None else None, device)
     try:
         yield current
     finally:
@@ -208,5 +210,5 @@ def run(
     timeout: float = 300.0,
 ) -> EngineReport:
     """One engine in a session of its own. See `Session.run`."""
-    with session(tree) as current:
+    with session(tree, spec.device) as current:
         return current.run(spec, on_event=on_event, timeout=timeout)

@@ -9,6 +9,7 @@ import typing
 from dataclasses import dataclass, field
 
 FAULTS = ("draft-page", "no-assertion")
+DEVICES = ("cpu", "cuda")  # cuda has never been run
 
 
 class EngineSetupError(RuntimeError):
@@ -72,12 +73,15 @@ class EngineSpec(_Json):
     faults: tuple[str, ...] = ()
     prompts: tuple[tuple[int, ...], ...] | None = None
     max_new_tokens: int | None = None
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.pair not in PAIR_DEFAULTS:
             raise ValueError(f"pair {self.pair!r}: choose one of {', '.join(PAIR_DEFAULTS)}")
         if self.tp < 1 or self.dcp < 1 or self.tp % self.dcp:
             raise ValueError(f"tp {self.tp} must be a positive multiple of dcp {self.dcp}")
+        if self.device not in DEVICES:
+            raise ValueError(f"device {self.device!r}: choose one of {', '.join(DEVICES)}")
         unknown = sorted(set(self.faults) - set(FAULTS))
         if unknown:
             raise ValueError(f"fault {', '.join(unknown)}: choose from {', '.join(FAULTS)}")
