@@ -139,10 +139,14 @@ def _replaced(source: Source, scope: Found, code: str) -> list[Found]:
     out = []
     kinds = (cst.BaseSmallStatement, cst.BaseCompoundStatement)
     first = _forms(source, code, ())[0][0]
+    wanted: dict[str, list[Canon]] = {}
     for node, chain in walk(scope.node, scope.chain):
         if not isinstance(node, kinds) or type(node).__name__ != first or not _in_block(chain):
             continue
-        start, want = Found(node, chain), _forms(source, code, chain)
+        indent = source.indent_of(chain)
+        if indent not in wanted:
+            wanted[indent] = _forms(source, code, chain)
+        start, want = Found(node, chain), wanted[indent]
         beside, index = source.siblings(start)
         if beside[index : index + len(want)] == want:
             out.append(start)

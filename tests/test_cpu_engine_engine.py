@@ -139,6 +139,7 @@ def test_bounds_mode_names_the_row_past_the_draft_pool(report):
     broken = report(**to_the_end("draft-page", *no_assertion()))
     assert (broken.error.stage, broken.error.type) == ("serve", "OutOfBoundsWrite")
     assert broken.geometry[0].draft.rows == 264
+    assert broken.peak_token_usage >= 0.97
     for found in broken.violations:
         assert (found.structure, found.cls) == ("draft", "MHATokenToKVPool")
         assert (found.index, found.limit, found.loc, found.allocator_page) == (264, 264, 264, 8)

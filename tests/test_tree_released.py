@@ -138,13 +138,15 @@ def test_edited_files_print_back(released, file):
     assert Source.parse(path.read_bytes()).module.bytes == path.read_bytes()
 
 
-@pytest.mark.parametrize("step", [3, 40, 75, 100])
-def test_a_kill_on_the_release(root, step):
+@pytest.mark.parametrize("steps_a_file", [0.1, 1, 6, 8])
+def test_a_kill_on_the_release(root, steps_a_file):
     pristine = snapshot(root)
+    changes = actions.status(STACK, tree.find(root)).plan.changes
+    step = max(1, int(steps_a_file * len(changes)))
     assert killed_at(step, lambda: apply(STACK, root))
     found = actions.status(STACK, tree.find(root))
     assert (found.state is TreeState.HALF) == (found.manifest is not None)
-    if step > 50:
+    if steps_a_file > 5:  # writing the new files beside the old ones takes five each
         assert found.state is TreeState.HALF
         apply(STACK, root)
         assert actions.status(STACK, tree.find(root)).state is TreeState.APPLIED

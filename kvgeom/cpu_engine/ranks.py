@@ -50,13 +50,17 @@ def _watched(base, watch: Watch, channel: Channel, rank: int):
                 raise
 
         def run_batch(self, *args, **kwargs):
+            self._sample_usage()  # the round's pages are taken; it may not come to its end
             result = super().run_batch(*args, **kwargs)
-            # SGLang's own figure for this round, before finished requests give their pages back.
+            self._sample_usage()  # before finished requests give their pages back
+            return result
+
+        def _sample_usage(self):
+            # SGLang's own figure, by the call that its metrics make.
             usage = self.pool_stats_observer.get_pool_stats().get_max_pool_usage()
             if usage > self._peak_usage:
                 self._peak_usage = usage
                 channel.send("usage", usage=usage)
-            return result
 
         def process_batch_result(self, batch, result):
             reqs = list(batch.reqs)
