@@ -1,4 +1,4 @@
-# make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about 3 minutes)
+# make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about 80 seconds)
 # make test   everything that guards the series and the tool (about 10 minutes)
 # make lint   style of the code, of the edits and of what they make of SGLang
 # make bench  what the series costs at boot, paired against the unpatched release
