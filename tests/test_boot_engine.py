@@ -125,6 +125,8 @@ def test_an_interrupt_leaves_nothing(tmp_path):
     run = subprocess.Popen(
         [*COMMAND, "--step", "geometry"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, cwd=REPOSITORY,
+        # A shell starts what it runs in the background with this signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     for line in run.stderr:
         if line.startswith("patched: boot"):

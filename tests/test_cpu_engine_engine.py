@@ -241,6 +241,8 @@ def test_nothing_outlives_the_caller(tmp_path, ending):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell starts what it runs in the background with this signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with caller:
         assert any(line.startswith("serve:") for line in caller.stderr)
