@@ -1,7 +1,7 @@
 # make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about 80 seconds)
 # make test   everything that guards the series and the tool (about 10 minutes)
 # make lint   style of the code, of the edits and of what they make of SGLang
-# make bench  what the series costs at boot, paired against the unpatched release
+# make bench  what the series costs at boot and in a decode step, paired against the unpatched release
 # Each sets itself up: a virtual environment in .venv with SGLang (11 GB, about 4 minutes, once).
 
 VENV := .venv
@@ -28,6 +28,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python bench/boot_check.py
+	$(BIN)/python bench/prepare.py
 
 setup: $(READY)
 

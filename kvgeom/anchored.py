@@ -1,6 +1,8 @@
-"""The ops with an anchor: insert_after, insert_before, replace, kwarg.
+"""The ops with an anchor: insert_after, insert_before, replace, kwarg, delete.
 
-Each op has two halves: where its result already stands, and the rewrite of one anchor.
+Each op has two halves: where its result already stands, and the rewrite of one anchor. A delete
+leaves nothing that could stand: it is done where its anchor is gone. That is no way past a drifted
+anchor, as its PR is then partly in place, which the plan refuses.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def find(
     hits: dict[int, Hit] = {}
     done: dict[int, Found] = {}
     for anchor in edit.anchors:
-        as_statement = edit.op.startswith("insert") or (
+        as_statement = edit.op.startswith(("insert", "delete")) or (
             edit.op == "replace" and not _is_expression(anchor.code)
         )
         found = source.find(scope, parse_shape(anchor.match), as_statement)
@@ -40,6 +42,8 @@ def find(
             hits.setdefault(id(f.node), Hit(f, anchor))
         if edit.op == "replace":
             stands = _replaced(source, scope, anchor.code)
+        elif edit.op == "delete":
+            stands = []
         elif edit.op == "kwarg":
             stands = [f for f in found if _has_argument(source, f, edit.name, anchor.code)]
         else:
@@ -54,7 +58,7 @@ def find(
 
 
 def rewrite(source: Source, edit: Edit, hits: list[Hit]) -> Swaps:
-    op = {"replace": _replace, "kwarg": _kwarg}.get(edit.op, _insert)
+    op = {"replace": _replace, "kwarg": _kwarg, "delete": _delete}.get(edit.op, _insert)
     swaps: Swaps = {}
     for hit in hits:
         if any(a is other.found.node for other in hits for a in ancestors(hit.found.chain)):
@@ -194,6 +198,18 @@ def _expression(source: Source, found: Found, code: str) -> cst.BaseExpression:
     if source.prints_as_meant(found, new):
         return new
     return new.with_changes(lpar=[cst.LeftParen(), *new.lpar], rpar=[*new.rpar, cst.RightParen()])
+
+
+# delete
+
+
+def _delete(source: Source, edit: Edit, found: Found, _: str) -> Swaps:
+    """The statement goes, and with it the comments and blank lines above it."""
+    line = source.line_of(found)
+    beside, index = source.siblings(found)
+    if len(beside) == 1:
+        raise Problem("nothing would be left in its block", source.lines([found.node]))
+    return {line: cst.FlattenSentinel([])}
 
 
 # kwarg

@@ -6,7 +6,7 @@
     op = "body"                 one of OPS
     in = "Class.method"         scope, or a list of scopes; without it the module
     at = "f(..., page=...)"     anchor shape, or alternatives: a list of shapes or {match, code}
-    code = "..."                our code (kwarg: the value; import: the import statement)
+    code = "..."                our code (kwarg: the value; import: the statement; delete: none)
     name = "page"               kwarg: the keyword
     after = "other"             define: the definition it goes next to (or `before`)
     satisfied = "..."           shape, or shapes, of code that already does it: nothing to apply
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-ANCHORED = ("insert_after", "insert_before", "replace", "kwarg")
+ANCHORED = ("insert_after", "insert_before", "replace", "kwarg", "delete")
 OPS = ("body", "define", *ANCHORED, "import")
 _KEYS = {
     "pr", "id", "op", "in", "at", "code", "name", "before", "after", "when", "group", "satisfied",
@@ -139,7 +139,8 @@ def _errors(t: dict) -> list[str]:
     op = t["op"]
     if op not in OPS:
         return [f"unknown op '{op}' ({' | '.join(OPS)})"]
-    extra = set(t) - {"pr", "id", "op", "code", "when", "group"} - _ALLOWED[op]
+    common = {"pr", "id", "op", "when", "group"} | (set() if op == "delete" else {"code"})
+    extra = set(t) - common - _ALLOWED[op]
     out += [f"'{k}' means nothing for op '{op}'" for k in sorted(extra)]
     out += [f"op '{op}' needs '{k}'" for k in sorted(_NEEDS.get(op, set()) - set(t))]
     if "before" in t and "after" in t:
@@ -148,7 +149,7 @@ def _errors(t: dict) -> list[str]:
         SpecifierSet(t.get("when", ""))
     except InvalidSpecifier:
         out.append(f"'when' is not a release range: {t['when']!r}")
-    return out + _shape_errors(t) + _code_errors(t)
+    return out + _shape_errors(t) + ([] if op == "delete" else _code_errors(t))
 
 
 def _shape_errors(t: dict) -> list[str]:

@@ -145,14 +145,14 @@ def _defined_name(statement: cst.BaseStatement) -> str:
     return statement.name.value
 
 
-# insert_after, insert_before, replace, kwarg
+# insert_after, insert_before, replace, kwarg, delete
 
 
 def _anchored(source: Source, edit: Edit, scope: Found, siblings: tuple[Edit, ...]) -> Outcome:
     if _satisfied(source, edit, scope):
         return Outcome(State.UPSTREAM, source)
     hits, done = anchored.find(source, edit, scope, siblings)
-    if not hits and len(done) >= edit.count:
+    if not hits and (edit.op == "delete" or len(done) >= edit.count):
         return Outcome(State.APPLIED, source, tuple(done))
     if len(hits) != edit.count:
         raise anchored.miscount(source, edit, scope, [h.found for h in hits], done)

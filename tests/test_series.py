@@ -26,7 +26,7 @@ def load_errors(**changes) -> str:
     "changes, sentence",
     [
         ({"scop": "f"}, "unknown key 'scop'"),
-        ({"op": "delete"}, "unknown op 'delete'"),
+        ({"op": "remove"}, "unknown op 'remove'"),
         ({"op": 3}, "'op' must be text"),
         ({"code": None}, "'code' is missing"),
         ({"code": "return ("}, "'code' is not Python"),
