@@ -1,10 +1,14 @@
 """The boot assertion on req_to_token rows, reached through the real configurator."""
 
 import contextlib
+import os
 import re
 import shutil
 import unittest
 from unittest.mock import patch
+
+# Read when triton is imported: a pool with speculation warms up a Triton copy.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from sglang.test.test_utils import (
     CustomTestCase,
@@ -17,7 +21,7 @@ maybe_stub_sgl_kernel()
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.page_geometry import PageGeometryError
-from sglang.srt.runtime_context import get_context
+from sglang.srt.runtime_context import get_spec
 from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.kv_cache_families import (
     FAMILIES,
@@ -51,13 +55,14 @@ class TestReqToTokenCheck(CustomTestCase):
             "speculative_num_steps": 1,
             "speculative_eagle_topk": 1,
             "speculative_num_draft_tokens": BLOCK,
+            "max_speculative_num_draft_tokens": BLOCK,
         }
         with (
             self.subTest(family.name, dcp=dcp_size),
             published_topology(
                 device="cpu", tp_size=8, dcp_size=dcp_size, page_size=PAGE
             ),
-            get_context().override_server_args(**spec),
+            get_spec().override(**spec),
         ):
             allocator, _ = family.build(8 * PAGE, PAGE, dcp_size)
             configurator = draft_configurator(
