@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -117,7 +118,10 @@ def test_unaffected_configurations_answer_as_the_release(unaffected):
         assert patched.ok and released.ok
         found = boot_checks.compare(patched, released)
         assert found.differences == [] and found.tokens > 0
-        assert patched.geometry == released.geometry
+        for mine, theirs in zip(patched.geometry, released.geometry, strict=True):
+            # Rows end with the allocator's last page; they were up to a page longer.
+            assert mine.req_to_token.width <= theirs.req_to_token.width
+            assert replace(mine, req_to_token=theirs.req_to_token) == theirs
 
 
 def test_an_interrupt_leaves_nothing(tmp_path):
