@@ -1,5 +1,5 @@
 # make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about 80 seconds)
-# make test   everything that guards the series and the tool (about 10 minutes)
+# make test   everything that guards the series and the tool (about 15 minutes)
 # make lint   style of the code, of the edits and of what they make of SGLang
 # make bench  what the series costs at boot and in a decode step, paired against the unpatched release
 # Each sets itself up: a virtual environment in .venv with SGLang (11 GB, about 4 minutes, once).
