@@ -83,7 +83,7 @@ class Canons:
             out += "prefix", node.prefix.lower()
         for name in _fields(type(node)):
             value = getattr(node, name)
-            if isinstance(value, cst.CSTNode):
+            if _is_node(type(value)):
                 out += name, self(value)
             elif isinstance(value, (list, tuple)):
                 out += name, ("[", *(self(v) for v in value))
@@ -184,23 +184,29 @@ Chain = tuple
 
 
 def walk(root: cst.CSTNode, chain: Chain = ()) -> Iterator[tuple[cst.CSTNode, Chain]]:
-    """Every statement and readable expression under `root`, with its ancestors."""
-    yield from _walk(root, chain, stored=False)
+    """Every statement and readable expression under `root`, with its ancestors, in file order."""
+    todo = [(root, chain, False)]
+    while todo:
+        node, chain, stored = todo.pop()
+        if not stored:
+            yield node, chain
+        kind, below = type(node).__name__, (node, chain)
+        spread = stored and isinstance(node, (cst.Tuple, cst.List, cst.Element, cst.StarredElement))
+        children = []
+        for name in _fields(type(node)):
+            if (kind, name) in _NAMES:
+                continue
+            target = spread or (kind in _STORES and name in ("target", "name"))
+            value = getattr(node, name)
+            for child in value if isinstance(value, (list, tuple)) else (value,):
+                if _is_node(type(child)):
+                    children.append((child, below, target))
+        todo += reversed(children)
 
 
-def _walk(node: cst.CSTNode, chain: Chain, stored: bool) -> Iterator[tuple[cst.CSTNode, Chain]]:
-    if not stored:
-        yield node, chain
-    kind, below = type(node).__name__, (node, chain)
-    spread = stored and isinstance(node, (cst.Tuple, cst.List, cst.Element, cst.StarredElement))
-    for name in _fields(type(node)):
-        if (kind, name) in _NAMES:
-            continue
-        target = spread or (kind in _STORES and name in ("target", "name"))
-        value = getattr(node, name)
-        for child in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(child, cst.CSTNode):
-                yield from _walk(child, below, target)
+@cache
+def _is_node(kind: type) -> bool:
+    return issubclass(kind, cst.CSTNode)  # asked of an abstract class a million times, it is slow
 
 
 def ancestors(chain: Chain) -> Iterator[cst.CSTNode]:
