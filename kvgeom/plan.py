@@ -6,6 +6,7 @@ nothing may be written.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -101,11 +102,14 @@ def make(
     check_lock: bool = True,
 ) -> Plan:
     """Plan the stack. `writes` says which of the series' new files belong into the tree."""
-    made = _make(_Planner(series, read, release, check_lock), writes)
-    if not made.problems:
-        return made
-    # With every file read as a whole, a problem can name what comes close.
-    return _make(_Planner(series, read, release, check_lock, whole=True), writes)
+    gc.disable()  # a million nodes, and none of them garbage until the plan is made
+    try:
+        made = _make(_Planner(series, read, release, check_lock), writes)
+        if made.problems:  # with every file read as a whole, they can name what comes close
+            made = _make(_Planner(series, read, release, check_lock, whole=True), writes)
+    finally:
+        gc.enable()
+    return made
 
 
 def _make(planner: _Planner, writes: Callable[[str], bool]) -> Plan:
