@@ -29,6 +29,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python bench/boot_check.py
 	$(BIN)/python bench/prepare.py
+	$(BIN)/python bench/apply.py
 
 setup: $(READY)
 

@@ -187,14 +187,9 @@ def test_help_and_version(run):
     assert run("--version", tree=None).stdout == "kvgeom 0.1.0\n"
 
 
-def test_the_command_line_starts_fast_and_loads_nothing_heavy():
+def test_the_command_line_loads_nothing_heavy():
     program = "import sys, kvgeom.cli; print({'libcst', 'torch', 'sglang'} & {*sys.modules})"
-    seconds = []
-    for _ in range(3):
-        before = os.times().children_user
-        done = subprocess.run(
-            [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True
-        )
-        assert done.stdout == "set()\n", done.stderr
-        seconds.append(os.times().children_user - before)
-    assert min(seconds) < 0.5
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.stdout == "set()\n", done.stderr

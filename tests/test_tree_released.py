@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -73,9 +72,7 @@ def test_there_and_back(root, tmp_path):
     pristine = snapshot(root)
     diff = run(root, "diff").stdout
     assert snapshot(root) == pristine
-    started = time.process_time()
     apply(STACK, root)
-    assert time.process_time() - started < 5
     found = actions.status(STACK, tree.find(root))
     assert found.state is TreeState.APPLIED and found.sound
     states = {found.pr_state(p) for p in found.plan.prs}
@@ -106,9 +103,7 @@ def test_there_and_back(root, tmp_path):
     for name in files:
         assert (checkout / "python" / name).read_bytes() == patched[name][1]
 
-    started = time.process_time()
     revert(STACK, root)
-    assert time.process_time() - started < 5
     assert snapshot(root) == pristine
 
 
