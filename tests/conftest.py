@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgeom import edits, rewrite, series
+from kvgeom import edits, rewrite, series, tree
 from kvgeom.source import Source
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -226,6 +226,14 @@ def linked_copy(source: Path, target: Path) -> Path:
     """A tree of hard links, as package managers install from their caches."""
     shutil.copytree(source, target, symlinks=True, copy_function=os.link)
     return target
+
+
+def linked_installation(root: Path) -> Path:
+    """The installed SGLang and its dist-info, as hard links in `root`."""
+    package = tree.find(None).package
+    for source in (package, *package.parent.glob("sglang-*.dist-info")):
+        linked_copy(source, root / source.name)
+    return root
 
 
 def kvgeom_checkout(root: Path, series_root: Path) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from conftest import linked_installation
 
 from kvgeom import actions, series, tree
 
@@ -108,13 +109,7 @@ RED = {
 def patched(tmp_path: Path, upto: str, *, edits: bool) -> Path:
     """A private copy of the installed SGLang with the PRs up to `upto`, whose own edits stay out
     unless `edits`."""
-    installed = tree.find(None)
-    root = tmp_path / "tree"
-    root.mkdir()
-    # Hard links, as package managers make them: the tool must replace, never write through.
-    subprocess.run(["cp", "-al", str(installed.package), str(root / "sglang")], check=True)
-    for info in installed.package.parent.glob("sglang-*.dist-info"):
-        subprocess.run(["cp", "-a", str(info), str(root)], check=True)
+    root = linked_installation(tmp_path / "tree")
     at = [pr.id for pr in STACK.prs].index(upto)
     last = STACK.prs[at] if edits else dataclasses.replace(STACK.prs[at], edits=())
     part = dataclasses.replace(STACK, prs=(*STACK.prs[:at], last))

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvgeom import series, tree
+from conftest import linked_installation
+
+from kvgeom import series
 
 REPO = series.find_root()
 README = (REPO / "README.md").read_text("utf-8")
@@ -33,10 +35,7 @@ def test_the_only_other_command_installs_this_package():
 
 def test_kvgeom_commands_on_an_installation(tmp_path):
     """In the order given, on a copy of SGLang that stands first on the path, as installed."""
-    installed = tree.find(None)
-    subprocess.run(["cp", "-al", installed.package, tmp_path / "sglang"], check=True)
-    for info in installed.package.parent.glob("sglang-*.dist-info"):
-        subprocess.run(["cp", "-a", info, tmp_path], check=True)
+    linked_installation(tmp_path)
     kvgeom = str(Path(sys.executable).with_name("kvgeom"))
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
     said = {}
