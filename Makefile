@@ -17,7 +17,7 @@ run: $(READY)
 	$(BIN)/kvgeom boot --pair $(PAIR)
 
 test: $(READY)
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

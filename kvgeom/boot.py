@@ -5,6 +5,7 @@ geometry   patched             the series boots, and every pool covers what inde
 serve      patched, control    served to a full cache, with the tokens of a tp 1 run
 refuse     refuse              with the fault put back, the engine refuses to start
 overrun    overrun             with the assertion taken out too, the draft writes past its pool
+rows       kvgeom/boot_rows.py requests to the context limit overrun neither row nor index buffer
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from kvgeom import boot_rows
 from kvgeom.errors import KvgeomError
 
 if TYPE_CHECKING:
     from kvgeom.boot_checks import Claim
+    from kvgeom.boot_show import Steps
     from kvgeom.cpu_engine import EngineReport, EngineSpec
     from kvgeom.series import Series
     from kvgeom.tree import Tree
@@ -48,6 +51,7 @@ class Step(StrEnum):
     SERVE = "serve"
     REFUSE = "refuse"
     OVERRUN = "overrun"
+    ROWS = "rows"
 
 
 _RUNS = {
@@ -55,6 +59,14 @@ _RUNS = {
     Step.SERVE: ("patched", "control"),
     Step.REFUSE: ("refuse",),
     Step.OVERRUN: ("overrun",),
+    Step.ROWS: boot_rows.RUNS,
+}
+
+_STOPS = {
+    "refuse": "Draft pool paged by the scheduled page:",
+    "overrun": "The same, the boot assertion taken out:",
+    "rows-released": "SGLang as released, a tree draft at the context limit:",
+    "rows-widened": "The same, only the row widened:",
 }
 
 
@@ -66,7 +78,9 @@ def boot(
     ] = Pair.MQA,
     step: Annotated[
         list[Step] | None,
-        typer.Option(help="Only this step; may be repeated.", show_default="every step"),
+        typer.Option(
+            help="Only this step; may be repeated.", show_default="every step of the pair"
+        ),
     ] = None,
     json_file: Annotated[
         str | None,
@@ -95,6 +109,7 @@ def boot(
     - serve: a full cache, with the tokens and logprobs of a tp 1 run
     - refuse: with the fault put back, the engine does not start
     - overrun: with the assertion taken out too, the draft writes past its pool
+    - rows: requests to the context limit overrun neither row nor index buffer (pair mqa)
 
     Exit status: 0 all of it held; 1 something did not; 2 wrong arguments; 130 interrupted.
     """
@@ -103,9 +118,9 @@ def boot(
     from kvgeom.boot_json import as_json, check_target, write
     from kvgeom.boot_show import show_summary
 
-    chosen = list(dict.fromkeys(step or Step))
+    chosen = choose(step, pair)
     check_device(device, tp)
-    specs = engine_specs(pair, tp, dcp, device)
+    specs = engine_specs(pair, tp, dcp, device) | boot_rows.specs(tp, dcp, device)
     specs = {name: specs[name] for name in dict.fromkeys(r for s in chosen for r in _RUNS[s])}
     target = check_target(json_file)
     to_stdout = json_file == "-"
@@ -114,7 +129,13 @@ def boot(
     stack, found = series.load(), trees.find(tree)
     reports = run(stack, found, specs, Console(stderr=True, highlight=False))
     result = claims(chosen, reports)
-    show(out, found, stack, reports)
+    out.print(
+        f"SGLang {found.release}, pair {pair}, tp {tp}, dcp {dcp}, with "
+        f"{', '.join(pr.id for pr in stack.prs)} applied to a copy of {found.package}",
+        markup=False,
+        soft_wrap=True,
+    )
+    show(out, reports)
     seconds = time.monotonic() - started
     memory = max(r.peak_rss_mb for r in reports.values()) / 1024
     out.print(f"{seconds:.0f} s, at most {memory:.1f} GiB of memory.\n")
@@ -125,6 +146,20 @@ def boot(
         write(target, everything)
     show_summary(out, result)
     raise typer.Exit(0 if all(c.ok for c in result) else 1)
+
+
+def choose(step: list[Step] | None, pair: Pair) -> list[Step]:
+    """The steps to run, each once; KvgeomError (2) for one that the pair cannot do."""
+    if pair is Pair.MLA:
+        if Step.ROWS in (step or []):
+            raise KvgeomError(
+                "--step rows runs at pages of 1 and 4, and the backends of --pair mla take 32 "
+                "and 64",
+                "leave --pair out",
+                exit_code=2,
+            )
+        step = step or [s for s in Step if s is not Step.ROWS]
+    return list(dict.fromkeys(step or Step))
 
 
 def check_device(device: Device, tp: int) -> None:
@@ -183,29 +218,51 @@ def _prompt_to_the_end(spec: EngineSpec) -> tuple[int, ...]:
 def run(
     stack: Series, found: Tree, specs: dict[str, EngineSpec], console: Console
 ) -> dict[str, EngineReport]:
-    """Run the engines one after the other, all forked from one import of the patched copy."""
+    """Run the engines one after the other, those of one copy all forked from one import of it."""
     from kvgeom.boot_show import Steps
-    from kvgeom.boot_tree import patched
-    from kvgeom.cpu_engine import EngineSetupError, session
+    from kvgeom.cpu_engine import EngineSetupError
     from kvgeom.cpu_engine.gates import check_release
 
+    copies: dict[str | None, list[str]] = {}
+    for name in specs:
+        copies.setdefault(boot_rows.STACK.get(name), []).append(name)
+    steps = [s for last, names in copies.items() for s in (*_preparation(last), *names)]
     reports = {}
     try:
         check_release(str(found.release))
-        with ExitStack() as held, Steps(console, ["copy", "import", *specs]) as steps:
-            with steps.step("copy") as on_event:
-                copy = held.enter_context(
-                    patched(stack, found, lambda text: on_event("copy", text))
-                )
-            device = next(iter(specs.values())).device
-            engines = held.enter_context(session(copy.package.parent, device))
-            with steps.step("import") as on_event:
-                engines.wait_ready(on_event)
-            for name, spec in specs.items():
-                with steps.step(name) as on_event:
-                    reports[name] = engines.run(spec, on_event=on_event, timeout=_TIMEOUT_S)
+        with Steps(console, steps) as shown:
+            for last, names in copies.items():
+                runs = {name: specs[name] for name in names}
+                reports |= _run_on_one_copy(stack.upto(last), found, runs, shown, last)
     except EngineSetupError as error:
         raise KvgeomError(str(error)) from None
+    return reports
+
+
+def _preparation(last: str | None) -> tuple[str, str]:
+    """The names of the steps before the engines of a copy."""
+    which = "" if last is None else f" up to {last}" if last else " of the release"
+    return f"copy{which}", f"import{which}"
+
+
+def _run_on_one_copy(
+    stack: Series, found: Tree, specs: dict[str, EngineSpec], shown: Steps, last: str | None
+) -> dict[str, EngineReport]:
+    from kvgeom.boot_tree import patched
+    from kvgeom.cpu_engine import session
+
+    copying, importing = _preparation(last)
+    reports = {}
+    with ExitStack() as held:
+        with shown.step(copying) as on_event:
+            copy = held.enter_context(patched(stack, found, lambda text: on_event(copying, text)))
+        device = next(iter(specs.values())).device
+        engines = held.enter_context(session(copy.package.parent, device))
+        with shown.step(importing) as on_event:
+            engines.wait_ready(lambda stage, detail: on_event(importing, detail))
+        for name, spec in specs.items():
+            with shown.step(name) as on_event:
+                reports[name] = engines.run(spec, on_event=on_event, timeout=_TIMEOUT_S)
     return reports
 
 
@@ -218,24 +275,17 @@ def claims(chosen: list[Step], reports: dict[str, EngineReport]) -> list[Claim]:
         Step.SERVE: checks.serve_claim,
         Step.REFUSE: checks.refuse_claim,
         Step.OVERRUN: checks.overrun_claim,
+        Step.ROWS: boot_rows.rows_claim,
     }
     return [check[step](*(reports[name] for name in _RUNS[step])) for step in chosen]
 
 
-def show(out: Console, found: Tree, stack: Series, reports: dict[str, EngineReport]) -> None:
+def show(out: Console, reports: dict[str, EngineReport]) -> None:
     """Everything before the summary."""
     from kvgeom.boot_show import show_geometry, show_stop
 
-    spec, prs = next(iter(reports.values())).spec, ", ".join(pr.id for pr in stack.prs)
-    out.print(
-        f"SGLang {found.release}, pair {spec.pair}, tp {spec.tp}, dcp {spec.dcp}, "
-        f"with {prs} applied to a copy of {found.package}",
-        markup=False,
-        soft_wrap=True,
-    )
     if "patched" in reports:
         show_geometry(out, reports["patched"])
-    if "refuse" in reports:
-        show_stop(out, "Draft pool paged by the scheduled page:", reports["refuse"])
-    if "overrun" in reports:
-        show_stop(out, "The same, the boot assertion taken out:", reports["overrun"])
+    for name, title in _STOPS.items():
+        if name in reports:
+            show_stop(out, title, reports[name])

@@ -2,7 +2,7 @@
 
 $XDG_CACHE_HOME/kvgeom/trees/
     .lock                          one maker at a time
-    <release>-<series id>/         put in place by one rename; flock'ed (shared) while in use
+    <release>-<made from>-<id>/    put in place by one rename; flock'ed (shared) while in use
         sglang/                    the package, patched
         made_from.json             digests of the installation, of the copy and of the tool
 """
@@ -54,7 +54,8 @@ def patched(series: Series, source: Tree, say: Say) -> Iterator[Tree]:
             folder = _right_copy(series, source, base, say)
             held = _hold(folder, fcntl.LOCK_SH)
             for old in base.glob(f"{source.release}-*"):
-                if old != folder:
+                # The lower parts of one stack stay side by side.
+                if old.name.rpartition("-")[0] != folder.name.rpartition("-")[0]:
                     _remove(old)
     except OSError as error:
         raise KvgeomError(
@@ -107,8 +108,9 @@ def _right_copy(series: Series, source: Tree, base: Path, say: Say) -> Path:
     say("comparing with the installation")
     actions.check_supported(series, source)
     installed = digest(source.package)
-    key = hashlib.sha256(f"{installed} {digest(Path(__file__).parent)}".encode()).hexdigest()
-    folder = base / f"{source.release}-{series.id}-{key[:8]}"
+    made_from = f"{installed} {digest(Path(__file__).parent)} {series.cut_from or series.id}"
+    key = hashlib.sha256(made_from.encode()).hexdigest()[:8]
+    folder = base / f"{source.release}-{key}-{series.id}"
     if not _is_right(series, folder):
         _check_installation(series, source)
         if folder.exists() and not _remove(folder):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -52,6 +52,14 @@ class Series:
     root: Path
     prs: tuple[Pr, ...]
     lock: Lock
+    cut_from: str = ""  # the id of the whole, where this is only the lower part of a stack
+
+    def upto(self, pr_id: str | None) -> Series:
+        """The stack up to and with a PR; "" for none of it, None for all of it."""
+        if pr_id is None:
+            return self
+        count = self.prs.index(self.pr(pr_id)) + 1 if pr_id else 0
+        return replace(self, prs=self.prs[:count], cut_from=self.id)
 
     @cached_property
     def id(self) -> str:

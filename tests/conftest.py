@@ -17,6 +17,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RELEASE = "0.5.23"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Side by side go files, the long ones first; one engine at a time."""
+    first = {"engine": 0, "test_in_tree": 1}
+    groups = {i: "engine" if i.get_closest_marker("engine") else i.path.stem for i in items}
+    items.sort(key=lambda item: first.get(groups[item], len(first)))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(groups[item]))
+
+
 def toml_edit(**keys) -> str:
     """One [[edit]] table; `scope` stands for the key `in`."""
     keys = {"pr": "one", "id": "e", **keys}

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from conftest import REPOSITORY
 
-from kvgeom import boot_checks, boot_tree, series
+from kvgeom import boot_checks, boot_rows, boot_tree, series
 from kvgeom import tree as trees
 from kvgeom.cpu_engine import EngineReport, EngineSpec, session
 from kvgeom.cpu_engine.spec import decode
@@ -40,9 +40,10 @@ def report(result: dict, run: str) -> EngineReport:
 
 
 def test_every_claim_holds(result):
-    assert [c["step"] for c in result["claims"]] == ["geometry", "serve", "refuse", "overrun"]
+    steps = ["geometry", "serve", "refuse", "overrun"] + ["rows"] * (result["pair"] == "mqa")
+    assert [c["step"] for c in result["claims"]] == steps
     assert result["ok"] and all(c["ok"] for c in result["claims"])
-    assert [line[:2] for line in result["text"].splitlines()[-4:]] == ["ok"] * 4
+    assert [line[:2] for line in result["text"].splitlines()[-len(steps) :]] == ["ok"] * len(steps)
 
 
 def test_the_geometry_is_alike_on_every_rank(result):
@@ -93,6 +94,28 @@ def test_the_overrun_is_the_first_row_that_is_missing(result):
         assert violation.index == violation.limit == violation.loc == built.draft.rows
         assert violation.allocator_page == first.allocator.size // first.allocator.page_size
     assert run.violations[0].message in result["text"]
+
+
+def test_rows_hold_a_request_up_to_the_context_limit(result):
+    if result["pair"] == "mla":
+        assert not [name for name in result["runs"] if name.startswith("rows")]
+        return
+    runs = {name: report(result, name) for name in boot_rows.RUNS}
+    control = runs.pop("rows-control")
+    for name, stopped in [(n, runs.pop(n)) for n in boot_rows.STACK]:
+        first = stopped.violations[0]
+        wrong = {"rows-released": "req_to_token", "rows-widened": "kernel"}[name]
+        assert first.structure == wrong and first.index >= 0
+        assert stopped.error.type == "OutOfBoundsWrite" and not stopped.outputs
+    assert len(runs) == 4
+    for served in (control, *runs.values()):
+        spec = served.spec
+        assert served.ok and served.idle_ranks == [*range(spec.tp)] and spec.bounds
+        assert served.outputs == control.outputs
+        # Up to the limit: SGLang ends a request two tokens before it.
+        assert [len(p) + len(o) for p, o in zip(spec.prompts, served.outputs, strict=True)] == [
+            spec.context - 2
+        ] * 3
 
 
 @pytest.fixture(scope="module")

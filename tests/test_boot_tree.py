@@ -46,7 +46,7 @@ def test_the_installation_is_only_read(little, cache):
     assert snapshot(little[1]) == before
     assert "copying SGLang 0.5.23" in said
     assert copies(cache) == [folder.name]
-    assert folder.name.startswith(f"0.5.23-{little[0].id}-")
+    assert folder.name.startswith("0.5.23-") and folder.name.endswith(f"-{little[0].id}")
 
 
 def test_a_copy_that_is_right_is_used_again(little):
@@ -98,6 +98,26 @@ def test_a_copy_of_another_release_stays(little, cache):
     other.mkdir(parents=True)
     folder, _ = make(little)
     assert copies(cache) == sorted([other.name, folder.name])
+
+
+def test_the_lower_parts_of_a_stack_stay_side_by_side(little, cache):
+    series, root = little
+    folder, _ = make(little)
+    with boot_tree.patched(series.upto(""), trees.find(root), lambda text: None) as released:
+        assert not (released.package / PATCHED).exists()
+        assert snapshot(released.package / "srt") == snapshot(root / "sglang/srt")
+    assert copies(cache) == sorted([folder.name, released.package.parent.name])
+    (root / "sglang/srt/more.py").write_text("more = 1\n")
+    assert copies(cache) != [make(little)[0].name] == copies(cache)
+
+
+def test_the_release_out_of_an_installation_that_has_the_series(little, tmp_path):
+    series, root = little
+    plain = snapshot(root / "sglang")
+    apply(series, root)
+    with boot_tree.patched(series.upto(""), trees.find(root), lambda text: None) as released:
+        shutil.rmtree(released.package / ".kvgeom", ignore_errors=True)
+        assert snapshot(released.package) == plain
 
 
 def test_what_a_killed_maker_left_goes(little, cache):

@@ -23,6 +23,8 @@ import pytest
 
 from kvgeom.cpu_engine import EngineReport, EngineSetupError, EngineSpec, run, session
 
+pytestmark = pytest.mark.engine
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 TIMEOUT = 600.0
 TREE = EngineSpec(tp=1, dcp=1, steps=5, topk=4, draft_tokens=8, page=1)

@@ -1,4 +1,4 @@
-"""Watches every write into KV pools and req_to_token.
+"""Watches every write into KV pools and req_to_token, and in bounds mode those of Triton kernels.
 
 Strict (bounds mode): a write past the end is reported and stopped before it is made. Otherwise it
 goes where it would go on a GPU, past the end of its tensor: each pool buffer is followed by guard
@@ -13,7 +13,7 @@ import inspect
 
 import torch
 
-from kvgeom.cpu_engine import geometry, kernels
+from kvgeom.cpu_engine import geometry, kernel_writes, kernels
 from kvgeom.cpu_engine.spec import EngineSpec, Violation
 
 
@@ -41,6 +41,7 @@ class Watch:
         self.rank, self.report, self.on_row_end = rank, report, on_row_end
         self.row_end = 0
         self.names: dict[int, str] = {}
+        self.buffers: dict[int, str] = {}  # address of a device pool's buffer -> whose it is
         self.allocator_page = 1
         # No allocator of this spec hands out a loc at or past this one.
         self.reach = (spec.max_total_tokens + 2 * spec.page) * spec.dcp
@@ -50,6 +51,7 @@ class Watch:
         from sglang.srt.mem_cache import allocation, memory_pool
 
         kernels.on_row_write = self.row_write
+        kernels.on_transfer = self.transfer
         self._prefill_signature = inspect.signature(allocation.write_cache_indices)
         wrap(allocation, "write_cache_indices", self._prefill_rows)
         wrap(memory_pool.ReqToTokenPool, "write", self._pool_row)
@@ -61,6 +63,8 @@ class Watch:
             wrap(mha, "set_kv_buffer_prefix_valid", self._set_prefix)
             wrap(mha, "move_kv_cache", self._move)
             wrap(mla, "move_kv_cache", self._move)
+            if self.on_cpu:
+                kernel_writes.watch(self._kernel)
         elif self.on_cpu:
             self._add_guard(mha, "_create_buffers_normal", "k_buffer", "v_buffer")
             self._add_guard(mla, "_create_buffers", "kv_buffer")
@@ -70,9 +74,19 @@ class Watch:
         """Learn which pool is whose, once the scheduler has been built."""
         target, draft = scheduler.tp_worker.model_runner, geometry.draft_runner(scheduler)
         self.allocator_page = target.token_to_kv_pool_allocator.page_size
-        self.names[id(target.token_to_kv_pool)] = "target"
-        if draft is not None:
-            self.names[id(draft.token_to_kv_pool)] = "draft"
+        for name, runner in (("target", target), ("draft", draft)):
+            if runner is not None:
+                self.names[id(runner.token_to_kv_pool)] = name
+                for buffer in geometry.pool_buffers(runner.token_to_kv_pool):
+                    self.buffers[buffer.data_ptr()] = name
+
+    def transfer(self, sources: list, targets: list, rows: int) -> None:
+        """Rows go between device and host pools."""
+        if self.rank == 0:
+            back = targets[0].data_ptr() in self.buffers
+            name = self.buffers.get((targets if back else sources)[0].data_ptr(), "unknown")
+            way = "back" if back else "out"
+            self.report("transfer", way=f"{name} {way}", rows=rows * len(targets))
 
     # req_to_token
 
@@ -148,6 +162,17 @@ class Watch:
             limit=limit,
             loc=loc,
             allocator_page=page,
+        )
+
+    # kernels
+
+    def _kernel(self, kernel: str, argument: str, element: int, elements: int) -> None:
+        self._stop(
+            f"kernel {kernel}: write to element {element} of {elements} of its {argument}",
+            structure="kernel",
+            cls=kernel,
+            index=element,
+            limit=elements,
         )
 
     def _stop(self, message: str, **fields) -> None:

@@ -41,6 +41,12 @@ def server_arguments(spec: EngineSpec) -> dict:
     arguments |= BACKENDS[spec.pair]
     if spec.device == "cpu":  # each split is a turn of the interpreter's loop
         arguments["triton_attention_num_kv_splits"] = 1
+    if spec.hicache:
+        arguments |= {
+            "enable_hierarchical_cache": True,
+            "hicache_io_backend": "direct",
+            "hicache_mem_layout": "layer_first",
+        }
     if spec.draft:
         arguments |= {
             "speculative_algorithm": "STANDALONE",
@@ -87,8 +93,21 @@ def run_engine(spec: EngineSpec, channel: Channel, scratch: Path) -> None:
         engine = engine_class(spec, channel)(**arguments)
         stage = "serve"
         channel.send("stage", stage="serve", detail=f"{len(spec.prompts)} requests")
-        replies = engine.generate(
-            input_ids=[list(prompt) for prompt in spec.prompts],
+        replies = _serve(engine, spec)
+        for _ in range(2):  # between two answers every rank has run its idle memory check
+            engine.get_server_info()
+        channel.send("result", replies=[_reply(reply) for reply in replies])
+    except Exception as error:
+        channel.error(stage, error, None)
+
+
+def _serve(engine, spec: EngineSpec) -> list[dict]:
+    """The prompts all at once, or one after the other."""
+    prompts = [list(prompt) for prompt in spec.prompts]
+    replies = []
+    for batch in [[prompt] for prompt in prompts] if spec.in_turn else [prompts]:
+        replies += engine.generate(
+            input_ids=batch,
             sampling_params={
                 "max_new_tokens": spec.max_new_tokens,
                 "temperature": 0,
@@ -96,9 +115,7 @@ def run_engine(spec: EngineSpec, channel: Channel, scratch: Path) -> None:
             },
             return_logprob=True,
         )
-        channel.send("result", replies=[_reply(reply) for reply in replies])
-    except Exception as error:
-        channel.error(stage, error, None)
+    return replies
 
 
 def _reply(reply: dict) -> dict:

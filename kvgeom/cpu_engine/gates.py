@@ -163,7 +163,12 @@ class _GateFinder(importlib.abc.MetaPathFinder):
 
 def install(release: str) -> None:
     """Arm every gate; raises EngineSetupError where a gated module was imported before."""
-    from kvgeom.cpu_engine import interpreter, mla_gates, sglang_gates  # noqa: F401  register gates
+    from kvgeom.cpu_engine import (  # noqa: F401  register gates
+        hicache_gates,
+        interpreter,
+        mla_gates,
+        sglang_gates,
+    )
 
     early = sorted({item.module for item in GATES} & set(sys.modules))
     if early:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvgeom.cpu_engine.spec import (
     AllocatorGeometry,
+    HostPoolGeometry,
     PoolGeometry,
     RankGeometry,
     ReqToTokenGeometry,
@@ -16,10 +17,14 @@ def draft_runner(scheduler):
     return None if worker is None else worker.draft_worker.draft_runner
 
 
+def pool_buffers(pool) -> list:
+    """One tensor a layer, or two: K and V."""
+    return pool.kv_buffer if hasattr(pool, "kv_buffer") else [*pool.k_buffer, *pool.v_buffer]
+
+
 def pool_rows(pool) -> int:
     """Physical rows of a KV pool: shape[0] of its first layer's buffer."""
-    buffers = pool.kv_buffer if hasattr(pool, "kv_buffer") else pool.k_buffer
-    return buffers[0].shape[0]
+    return pool_buffers(pool)[0].shape[0]
 
 
 def pool_divisor(pool, *, is_draft: bool) -> int:
@@ -44,6 +49,23 @@ def _pool(runner, *, is_draft: bool) -> PoolGeometry:
     )
 
 
+def _host_pools(scheduler) -> dict:
+    """The host pools of HiCache by name; empty without it."""
+    from sglang.srt.runtime_context import get_memory
+
+    if not get_memory().enable_hierarchical_cache:
+        return {}
+    entries = scheduler.tree_cache.cache_controller.mem_pool_host.entry_map
+    return {name.value: entry.host_pool for name, entry in entries.items()}
+
+
+def _host(pool) -> HostPoolGeometry | None:
+    if pool is None:
+        return None
+    return HostPoolGeometry(size=pool.size, logical_size=pool.logical_size,
+                            page_size=pool.page_size)  # fmt: skip
+
+
 def rank_geometry(scheduler, rank: int) -> RankGeometry:
     """Geometry of this rank; `rank` is its tensor-parallel rank."""
     from sglang.srt.runtime_context import get_parallel
@@ -52,7 +74,7 @@ def rank_geometry(scheduler, rank: int) -> RankGeometry:
     draft = draft_runner(scheduler)
     allocator = target.token_to_kv_pool_allocator
     table = target.req_to_token_pool.req_to_token
-    parallel = get_parallel()
+    parallel, hosts = get_parallel(), _host_pools(scheduler)
     return RankGeometry(
         rank=rank,
         dcp_rank=parallel.attn_dcp_rank,
@@ -62,4 +84,6 @@ def rank_geometry(scheduler, rank: int) -> RankGeometry:
         draft=_pool(draft, is_draft=True) if draft is not None else None,
         req_to_token=ReqToTokenGeometry(*table.shape, target.model_config.context_len),
         draft_shares_allocator=draft is not None and draft.token_to_kv_pool_allocator is allocator,
+        host=_host(hosts.get("kv")),
+        draft_host=_host(hosts.get("draft")),
     )

@@ -32,7 +32,7 @@ def _watched(base, watch: Watch, channel: Channel, rank: int):
 
     class WatchedScheduler(base):
         def __init__(self, *args, **kwargs):
-            self._peak_usage, self._token_counts = 0.0, {}
+            self._peak_usage, self._token_counts, self._to_check = 0.0, {}, False
             try:
                 super().__init__(*args, **kwargs)
                 watch.name_pools(self)
@@ -55,6 +55,12 @@ def _watched(base, watch: Watch, channel: Channel, rank: int):
             self._sample_usage()  # before finished requests give their pages back
             return result
 
+        def on_idle(self):
+            super().on_idle()  # raises where locs or rows were lost
+            if self._to_check and self.is_fully_idle():
+                self._to_check = False
+                channel.send("idle", rank=rank)
+
         def _sample_usage(self):
             # SGLang's own figure, by the call that its metrics make.
             usage = self.pool_stats_observer.get_pool_stats().get_max_pool_usage()
@@ -64,6 +70,9 @@ def _watched(base, watch: Watch, channel: Channel, rank: int):
 
         def process_batch_result(self, batch, result):
             reqs = list(batch.reqs)
+            if not self._to_check:
+                self._to_check = True
+                channel.send("busy", rank=rank)
             super().process_batch_result(batch, result)
             if rank == 0:
                 self._token_counts.update({req.rid: len(req.output_ids) for req in reqs})

@@ -158,6 +158,15 @@ class _Fold:
     def _row_end(self, end: int) -> None:
         self.report.max_req_to_token_end = max(self.report.max_req_to_token_end, end)
 
+    def _transfer(self, way: str, rows: int) -> None:
+        self.report.host_rows[way] = self.report.host_rows.get(way, 0) + rows
+
+    def _busy(self, rank: int) -> None:
+        self.report.idle_ranks = [r for r in self.report.idle_ranks if r != rank]
+
+    def _idle(self, rank: int) -> None:
+        self.report.idle_ranks = sorted({*self.report.idle_ranks, rank})
+
     def _violation(self, violation: dict) -> None:
         self.report.violations.append(decode(Violation, violation))
 

@@ -55,7 +55,8 @@ class EngineSpec(_Json):
 
     `page`, `context`, `max_total_tokens` (scheduled tokens per rank), `max_running` and `prompts`
     default to the pair's own values (`resolved`). With the defaults the requests fill the
-    allocator to its last page.
+    allocator to its last page. `in_turn` sends a prompt when the one before has been answered;
+    `hicache` keeps evicted pages in host pools, twice the size of the device pools.
     """
 
     pair: str = "mqa"
@@ -73,6 +74,8 @@ class EngineSpec(_Json):
     faults: tuple[str, ...] = ()
     prompts: tuple[tuple[int, ...], ...] | None = None
     max_new_tokens: int | None = None
+    in_turn: bool = False
+    hicache: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -178,6 +181,7 @@ class RankGeometry(_Json):
     req_to_token: ReqToTokenGeometry
     draft_shares_allocator: bool
     host: HostPoolGeometry | None = None
+    draft_host: HostPoolGeometry | None = None
 
 
 @dataclass(frozen=True)
@@ -186,11 +190,12 @@ class Violation:
 
     For a pool, `index` is the first row past the end and `limit` the rows it has. For
     req_to_token, `row` is the request's row, [start, end) the columns, `limit` the row's width and
-    `index` the row that the write would spill into.
+    `index` the row that the write would spill into. For a Triton kernel, `cls` is its name, `index`
+    the element past the end of the buffer that it was given, and `limit` that buffer's elements.
     """
 
     rank: int
-    structure: str  # "target" | "draft" | "req_to_token"
+    structure: str  # "target" | "draft" | "req_to_token" | "kernel"
     cls: str
     index: int
     limit: int
@@ -215,7 +220,13 @@ class EngineError:
 
 @dataclass
 class EngineReport(_Json):
-    """Everything one run showed."""
+    """Everything one run showed.
+
+    `idle_ranks` passed SGLang's idle memory check after the last request.
+
+    `host_rows`: rows that rank 0 copied between device and host pools, a row once per buffer, by
+    pool and direction: "target out", "target back", "draft out", "draft back".
+    """
 
     spec: EngineSpec
     release: str = ""
@@ -226,6 +237,8 @@ class EngineReport(_Json):
     cached_tokens: list[int] = field(default_factory=list)
     peak_token_usage: float = 0.0
     max_req_to_token_end: int = 0
+    idle_ranks: list[int] = field(default_factory=list)
+    host_rows: dict[str, int] = field(default_factory=dict)
     error: EngineError | None = None
     violations: list[Violation] = field(default_factory=list)
     seconds: float = 0.0
