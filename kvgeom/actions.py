@@ -103,7 +103,7 @@ def check_supported(series: Series, tree: Tree) -> None:
         known = ", ".join(map(str, series.lock.releases)) or "none yet"
         raise KvgeomError(
             f"SGLang {tree.release} in {tree.package} is not a release that the series supports",
-            f"supported: {known}; `kvgeom lock --tree {tree.package}` prints what differs here",
+            f"supported: {known}",
         )
 
 

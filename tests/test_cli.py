@@ -111,7 +111,6 @@ def test_an_unsupported_release(run, tmp_path):
     assert done.returncode == 1 and "not supported; 0.5.23 are" in done.stdout
     command = f"`kvgeom lock --tree {other / 'sglang'}` prints what differs here"
     assert command in done.stdout
-    assert command in run("apply", tree=other).stderr
 
 
 def test_a_pr_that_is_not_for_this_release(run):

@@ -467,5 +467,6 @@ def test_the_readme_shows_the_table(stack):
         assert not cell.red or cell.state == "applied", f"{pr}: {cell}"
     readme = (stack.root / "README.md").read_text("utf-8")
     start, end = map(re.escape, MARKERS)
-    (shown,) = re.findall(f"{start}(.*?){end}", readme, re.DOTALL)
-    assert shown.strip() == releases_table.markdown(stack, cells).strip()
+    shown = re.findall(f"{start}(.*?){end}", readme, re.DOTALL)
+    assert len(shown) == 1, f"README.md: the table goes between {MARKERS}"
+    assert shown[0].strip() == releases_table.markdown(stack, cells).strip()
