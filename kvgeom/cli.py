@@ -1,4 +1,4 @@
-"""The command line: `kvgeom status | apply | revert | diff | lock | boot`."""
+"""The command line: `kvgeom status | apply | revert | diff | lock | boot | releases`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,10 +16,7 @@ from rich.console import Console
 from kvgeom import __version__
 from kvgeom.boot import boot
 from kvgeom.errors import KvgeomError
-
-if TYPE_CHECKING:
-    from kvgeom.actions import Status
-    from kvgeom.plan import Plan, PrPlan
+from kvgeom.releases_cli import fetched, releases
 
 app = typer.Typer(
     name="kvgeom",
@@ -72,16 +69,16 @@ def status(tree: TreeOption = None, as_json: JsonOption = False) -> None:
 
     Exit status 0 also when nothing is applied; 1 when something needs your attention.
     """
-    from kvgeom import actions, series
+    from kvgeom import actions, cli_show, series
     from kvgeom import tree as trees
 
     stack, found_tree = series.load(), trees.find(tree)
     with _progress("reading SGLang"):
         found = actions.status(stack, found_tree)
     if as_json:
-        print(json.dumps(_status_json(found), indent=2))
+        print(json.dumps(cli_show.status_json(found), indent=2))
     else:
-        _print_status(found, stack.lock.releases)
+        cli_show.print_status(out, found, stack.lock.releases)
     raise typer.Exit(0 if found.sound else 1)
 
 
@@ -100,7 +97,7 @@ def apply(
     Either everything fits and is written, or nothing is. Applying twice changes nothing. After a
     kill, `apply` finishes and `revert` undoes. Revert before you uninstall or upgrade SGLang.
     """
-    from kvgeom import actions, series
+    from kvgeom import actions, cli_show, series
     from kvgeom import tree as trees
 
     stack, found = series.load(), trees.find(tree)
@@ -108,9 +105,9 @@ def apply(
     with _progress("planning"):
         made = actions.apply(stack, found, dry_run=dry_run, wait_s=_WAIT_S, say=_say(said))
     if as_json:
-        print(json.dumps(_plan_json(made, found.package, dry_run, said), indent=2))
+        print(json.dumps(cli_show.plan_json(made, found.package, dry_run, said), indent=2))
         return
-    _print_columns([(p.pr.id, _outcome(p, dry_run), f"{len(p.steps)} files") for p in made.prs])
+    cli_show.print_plan(out, made, dry_run)
     verb = f"would change {len(made.changes)} files" if dry_run else "; ".join(said)
     out.print(f"SGLang {found.release} in {found.package}: {verb}", markup=False, soft_wrap=True)
 
@@ -157,21 +154,32 @@ def diff(
 @app.command()
 def lock(
     tree: TreeOption = None,
+    release: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RELEASE", help="In place of a tree: this release, fetched into the cache."
+        ),
+    ] = None,
     update: Annotated[
         bool, typer.Option("--update", help="Write series.lock for this tree's release.")
     ] = False,
 ) -> None:
     """Show where the code around the edits differs from what series.lock says was reviewed.
 
-    Example: `kvgeom lock --tree sglang-0.5.22`; read the code that it names; then the
-    same with `--update`.
+    Example: `kvgeom lock --release 0.5.24`; read the code that it names; then the same with
+    `--update`, which makes it a supported release.
 
     Exit status 1 when something differs and was not written.
     """
     from kvgeom import review, series
     from kvgeom import tree as trees
 
-    drift = review.drift(series.load(), trees.find(tree), update=update)
+    if tree and release:
+        raise KvgeomError("--tree and --release exclude each other", "give one", exit_code=2)
+    stack = series.load()
+    found = trees.find(fetched(release) if release else tree)
+    with _progress("reading SGLang"):
+        drift = review.drift(stack, found, update=update)
     for line in drift:
         out.print(line, markup=False, soft_wrap=True)
     if not drift:
@@ -201,66 +209,8 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def _print_status(found: Status, supported: list) -> None:
-    note = "" if found.supported else f" (not supported; {', '.join(map(str, supported))} are)"
-    out.print(f"SGLang {found.tree.release}{note} in {found.tree.package}", soft_wrap=True)
-    out.print(f"Series: {found.state}", soft_wrap=True)
-    for path in found.foreign:
-        out.print(f"  changed by somebody else: {path}", markup=False, soft_wrap=True)
-    _print_columns([(p.pr.id, found.pr_state(p), p.pr.title) for p in found.plan.prs])
-    for problem in found.plan.problems:
-        out.print(f"does not fit: {problem}", markup=False, soft_wrap=True)
-
-
-def _outcome(pr: PrPlan, dry_run: bool) -> str:
-    """What an apply makes of a PR."""
-    return ("to apply" if dry_run else "applied") if pr.steps else str(pr.state)
-
-
-def _print_columns(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        line = "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
-        out.print(line.rstrip(), markup=False, soft_wrap=True)
-
-
-def _status_json(found: Status) -> dict:
-    return {
-        "tree": str(found.tree.package),
-        "release": str(found.tree.release),
-        "supported": found.supported,
-        "state": str(found.state),
-        "changed_by_others": found.foreign,
-        "prs": [
-            {
-                "id": pr.pr.id,
-                "title": pr.pr.title,
-                "state": found.pr_state(pr),
-                "edits": [
-                    {"file": r.edit.file, "id": r.edit.id, "state": str(r.state)} for r in pr.edits
-                ],
-            }
-            for pr in found.plan.prs
-        ],
-        "problems": [str(p) for p in found.plan.problems],
-    }
-
-
-def _plan_json(made: Plan, package: Path, dry_run: bool, said: list[str]) -> dict:
-    return {
-        "tree": str(package),
-        "release": str(made.release),
-        "dry_run": dry_run,
-        "result": said,
-        "prs": [
-            {"id": pr.pr.id, "state": _outcome(pr, dry_run), "files": sorted(pr.steps)}
-            for pr in made.prs
-        ],
-        "files": sorted(made.changes),
-    }
-
-
 app.command()(boot)
+app.command()(releases)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from kvgeom.edits import Edit
 from kvgeom.lock import UPSTREAM
 from kvgeom.match import ancestors, digest
 from kvgeom.rewrite import Outcome, State, evaluate
-from kvgeom.series import Pr, Series, group_errors
+from kvgeom.series import Pr, Series, release_errors
 from kvgeom.source import Problem, Source
 
 Read = Callable[[str], bytes | None]  # repository path -> the tree's bytes, None where missing
@@ -33,7 +33,8 @@ class PrState(StrEnum):
     NOT_APPLIED = "not applied"
     APPLIED = "applied"
     UPSTREAM = "already upstream"
-    NOT_APPLICABLE = "not applicable"
+    ABSENT = "absent"  # not for this release
+    NOT_APPLICABLE = "not applicable"  # nothing of it goes into a tree of this kind
     PARTLY = "partly applied"
 
 
@@ -115,7 +116,7 @@ def make(
 def _make(planner: _Planner, writes: Callable[[str], bool]) -> Plan:
     series, release = planner.series, planner.release
     prs = tuple(planner.pr(pr, writes) for pr in series.prs)
-    planner.problems += group_errors(series.prs, release)
+    planner.problems += release_errors(series.prs, release)
     for path, change in Plan(release, prs, ()).changes.items():
         planner.check_compiles(path, change[1])
     return Plan(release, prs, tuple(planner.problems))
@@ -146,7 +147,7 @@ class _Planner:
         for path, data in pr.files.items():
             if pr.live(self.release) and writes(path):
                 states.append(self.new_file(path, data, states, steps))
-        state = _pr_state(states)
+        state = _pr_state(states) if pr.live(self.release) else PrState.ABSENT
         if state is PrState.PARTLY:
             done = [r.edit.id for r in _counted(results) if r.state is State.APPLIED]
             self.problems.append(
@@ -249,13 +250,8 @@ def _printed(step: _Step) -> Change:
 def _counted(results: list[EditResult]) -> list[EditResult]:
     """The edits that tell where a PR stands: an import may stand there for another's sake."""
     live = [r for r in results if r.state is not State.OTHER_RELEASE]
-    return [
-        r
-        for r in live
-        if r.edit.op != "import"
-        or r.state is State.TO_APPLY
-        or all(x.edit.op == "import" for x in live)
-    ]
+    only_imports = all(r.edit.op == "import" for r in live)
+    return [r for r in live if only_imports or r.edit.op != "import" or r.state is State.TO_APPLY]
 
 
 def _pr_state(states: list[State]) -> PrState:

@@ -1,6 +1,6 @@
 """The series: the ordered stack of PRs, their edits and their new files, checked on loading.
 
-    series.toml                              [[pr]] id, title, body, files, when
+    series.toml                              [[pr]] id, title, body, files, when, absent, red
     series.lock                              what was reviewed, per release (kvgeom/lock.py)
     python/sglang/.../<name>.py.edits.toml   edits to SGLang's own <name>.py (kvgeom/edits.py)
     python/... and test/...                  files that the series adds, each in one PR's `files`
@@ -26,17 +26,23 @@ from kvgeom.errors import KvgeomError
 from kvgeom.lock import Lock
 
 _SUFFIX = ".edits.toml"
-_PR_KEYS = {"id", "title", "body", "files", "when"}
+_PR_KEYS = {"id", "title", "body", "files", "when", "absent", "red"}
 
 
 @dataclass(frozen=True)
 class Pr:
-    """One entry of the stack. `edits` are in file order, `files` the new files with their bytes."""
+    """One entry of the stack. `edits` are in file order, `files` the new files with their bytes.
+
+    `when`: the releases it is for; `absent`: why it is for no other. `red`: the releases on which
+    its tests fail without its edits, as tests/ verifies.
+    """
 
     id: str
     title: str
     body: str
     when: SpecifierSet
+    absent: str
+    red: SpecifierSet | None
     edits: tuple[Edit, ...]
     files: dict[str, bytes]
 
@@ -114,26 +120,29 @@ def load(root: Path | None = None) -> Series:
             title=t["title"],
             body=t["body"],
             when=SpecifierSet(t.get("when", "")),
+            absent=t.get("absent", ""),
+            red=SpecifierSet(t["red"]) if "red" in t else None,
             edits=tuple(e for e in edits if e.pr == t["id"]),
             files={f: present[f].read_bytes() for f in t["files"] if f in present},
         )
         for t in tables
     )
     for release in lock.releases:
-        errors += group_errors(prs, release)
+        errors += release_errors(prs, release)
     if errors:
         raise KvgeomError("the series has errors:\n  " + "\n  ".join(errors))
     return Series(root, prs, lock)
 
 
-def group_errors(prs: tuple[Pr, ...], release: Version) -> list[str]:
-    """Each group needs a member that is for the release, where its PR is."""
+def release_errors(prs: tuple[Pr, ...], release: Version) -> list[str]:
+    """A PR that is for the release needs an edit there, and one of each group."""
     out = []
-    for pr in prs:
-        live = {e.group for e in pr.edits_for(release)}
-        groups = sorted({e.group for e in pr.edits if e.group} - live)
-        if pr.live(release):
-            out += [f"PR '{pr.id}': group '{g}' has no edit for {release}" for g in groups]
+    for pr in (p for p in prs if p.live(release)):
+        live = pr.edits_for(release)
+        groups = sorted({e.group for e in pr.edits if e.group} - {e.group for e in live})
+        out += [f"PR '{pr.id}': group '{g}' has no edit for {release}" for g in groups]
+        if not (live or groups) and (pr.edits or not pr.files):
+            out.append(f"PR '{pr.id}' has no edit for {release}: say so with 'when' and 'absent'")
     return out
 
 
@@ -179,10 +188,14 @@ def _pr_errors(table: dict) -> list[str]:
         return [*out, "'files' must be a list of paths"]
     bad = [f for f in files if ".." in f.split("/") or not f.startswith(("python/", "test/"))]
     out += [f"'{f}' is not a path under python/ or test/" for f in bad]
-    try:
-        SpecifierSet(table.get("when", ""))
-    except InvalidSpecifier:
-        out.append(f"'when' is not a release range: {table['when']!r}")
+    for key in table.keys() & {"when", "red"}:
+        try:
+            SpecifierSet(table[key])
+        except (InvalidSpecifier, AttributeError, TypeError):
+            out.append(f"'{key}' is not a release range: {table[key]!r}")
+    absent = table.get("absent", "")
+    if not isinstance(absent, str) or ("when" in table) != bool(absent.strip()):
+        out.append("'when' and 'absent' go together: 'absent' says why it is for no other release")
     return out
 
 

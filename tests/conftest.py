@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -232,8 +233,18 @@ def released(tmp_path_factory) -> Path:
 
 
 def linked_copy(source: Path, target: Path) -> Path:
-    """A tree of hard links, as package managers install from their caches."""
-    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
+    """A tree of hard links, as package managers install from their caches; where the two are on
+    different file systems, of copies, as package managers do then."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            shutil.copy2(source, target)
+
+    shutil.copytree(source, target, symlinks=True, copy_function=link)
     return target
 
 

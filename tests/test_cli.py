@@ -109,6 +109,22 @@ def test_an_unsupported_release(run, tmp_path):
     assert done.returncode == 1 and "supported: 0.5.23" in done.stderr
     done = run("status", tree=other)
     assert done.returncode == 1 and "not supported; 0.5.23 are" in done.stdout
+    command = f"`kvgeom lock --tree {other / 'sglang'}` prints what differs here"
+    assert command in done.stdout
+
+
+def test_a_pr_that_is_not_for_this_release(run):
+    toml = Path(run.command[-1]) / "series.toml"
+    toml.write_text(toml.read_text() + 'when = "<0.5.20"\nabsent = "rows are wide there"\n')
+    assert run("status").stdout.splitlines()[2:] == [
+        "one  not applied  [mem_cache] One page",
+        "two  absent: rows are wide there",
+    ]
+    found = json.loads(run("status", "--json").stdout)
+    assert [p["state"] for p in found["prs"]] == ["not applied", "absent"]
+    assert [p["absent"] for p in found["prs"]] == [None, "rows are wide there"]
+    assert "two  absent   0 files" in run("apply").stdout
+    assert "two  absent: rows are wide there" in run("status").stdout
 
 
 def git_apply(root: Path, diff: str, folder: Path) -> dict[str, tuple]:
@@ -182,7 +198,7 @@ def test_lock(run, tmp_path):
 def test_help_and_version(run):
     done = run("--help", tree=None)
     assert done.returncode == 0 and "Exit status" in done.stdout
-    for verb in ("status", "apply", "revert", "diff", "lock"):
+    for verb in ("status", "apply", "revert", "diff", "lock", "boot", "releases"):
         assert "Example" in run(verb, "--help", tree=None).stdout
     assert run("--version", tree=None).stdout == "kvgeom 0.1.0\n"
 

@@ -104,7 +104,13 @@ def test_every_error_of_a_series_at_once(tmp_path):
         ("[[pr]]\nid = 'a'\ntitle = 'b'\n[[pr]]\nid = 'a'\ntitle = 'c'", "id is there twice"),
         ("[[pr]]\nid = 'a'\ntitle = 'b'\nfiles = ['/etc/x']", "not a path under python/ or test/"),
         ("[[pr]]\nid = 'a'\ntitle = 'b'\nfiles = ['python/../x']", "not a path under"),
-        ("[[pr]]\nid = 'a'\ntitle = 'b'\nwhen = 'new'", "not a release range"),
+        ("[[pr]]\nid = 'a'\ntitle = 'b'\nwhen = 'new'", "'when' is not a release range: 'new'"),
+        ("[[pr]]\nid = 'a'\ntitle = 'b'\nwhen = 3", "'when' is not a release range: 3"),
+        ("[[pr]]\nid = 'a'\ntitle = 'b'\nred = 'all'", "'red' is not a release range: 'all'"),
+        ("[[pr]]\nid = 'a'\ntitle = 'b'\nwhen = '<1'", "'when' and 'absent' go together"),
+        ("[[pr]]\nid = 'a'\ntitle = 'b'\nabsent = 'no'", "'when' and 'absent' go together"),
+        ("[[pr]]\nid = 'a'\ntitle = 'b'\nwhen = '<1'\nabsent = ' '", "go together"),
+        ("[[pr]]\nid = 'a'\ntitle = 'b'\nwhen = '<1'\nabsent = 3", "go together"),
         ("upstream = 'vllm'\n[[pr]]\nid = 'a'\ntitle = 'b'", "upstream is 'vllm'"),
         ("[[pr]", "series.toml cannot be read"),
     ],
@@ -131,6 +137,18 @@ def test_a_group_needs_a_member_in_every_supported_release(tmp_path):
     )
     message = errors_of(little)
     assert "group 'page' has no edit for 0.5.22" in message and "0.5.23" not in message
+
+
+def test_a_pr_without_edits_in_a_supported_release_says_why(tmp_path):
+    little = LittleSeries(tmp_path).toml("[[pr]]\nid = 'one'\ntitle = 't'\n")
+    little.edits("srt/a.py", {"id": "e", "when": ">=0.5.23", **EDIT})
+    little.file("series.lock", lock.Lock({("f", "e"): {"0.5.22": "x", "0.5.23": "x"}}).dump())
+    message = errors_of(little)
+    assert "PR 'one' has no edit for 0.5.22" in message and "0.5.23" not in message
+    text = "when = '>=0.5.23'\nabsent = 'nothing to mend there'\n"
+    little.toml((tmp_path / "series.toml").read_text() + text)
+    (pr,) = little.load().prs
+    assert pr.absent == "nothing to mend there" and not pr.live(Version("0.5.22"))
 
 
 def test_a_series_outside_a_checkout_and_a_wheel(monkeypatch, tmp_path):

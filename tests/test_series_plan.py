@@ -159,11 +159,18 @@ def test_upstream_has_it(tmp_path):
 
 def test_not_for_this_release(tmp_path):
     little = make_series(tmp_path)
-    little.toml((tmp_path / "series.toml").read_text() + 'when = "<0.5.20"\n')
+    text = 'when = "<0.5.20"\nabsent = "not needed there"\n'
+    little.toml((tmp_path / "series.toml").read_text() + text)
     made = make(little.load(), TREE, check_lock=False)
-    assert [p.state for p in made.prs] == [PrState.NOT_APPLIED, PrState.NOT_APPLICABLE]
+    assert [p.state for p in made.prs] == [PrState.NOT_APPLIED, PrState.ABSENT]
     assert ROWS_FILE not in made.changes
     assert {str(r.state) for r in made.prs[1].edits} == {"not for this release"}
+
+
+def test_tests_alone_do_not_apply_to_a_package(tmp_path):
+    little = LittleSeries(tmp_path).toml("[[pr]]\nid='a'\ntitle='t'\nfiles=['test/a.py']\n")
+    made = make(little.file("test/a.py", "").load(), TREE)
+    assert made.problems == () and [p.state for p in made.prs] == [PrState.NOT_APPLICABLE]
 
 
 def test_alternatives_by_release(tmp_path):

@@ -1,0 +1,472 @@
+"""`kvgeom releases`: wheels fetched by pip from an index of ours, and SGLang's own at the end."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import test_tree_kill
+from conftest import REPOSITORY, kvgeom_checkout, make_series, make_tree, snapshot
+from filelock import FileLock
+
+from kvgeom import releases, releases_table, series, tree
+from kvgeom.errors import KvgeomError
+
+MARKERS = "<!-- kvgeom releases --table -->\n", "<!-- end of the table -->"
+OWN = {"sglang/__init__.py": b"", "sglang/srt/pool.py": b"rows = 4\n"}
+
+
+def make_wheel(
+    index: Path,
+    name: str,
+    version: str,
+    files: dict[str, bytes],
+    lie: str = "",
+    compression: int = zipfile.ZIP_STORED,
+) -> Path:
+    """A wheel with a RECORD, which is wrong about the file `lie`."""
+    info = f"{name}-{version}.dist-info"
+    about = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files, record = {**files, **about}, []
+    for path, data in files.items():
+        digest = hashlib.sha256(b"other" if path == lie else data).digest()
+        text = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        record.append(f"{path},sha256={text},{len(data)}\n")
+    files[f"{info}/RECORD"] = "".join([*record, f"{info}/RECORD,,\n"]).encode()
+    index.mkdir(exist_ok=True)
+    wheel = index / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", compression) as archive:
+        for path, data in files.items():
+            archive.writestr(path, data)
+    return wheel
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch) -> Path:
+    """All that pip can download: a folder with some wheels. The cache is empty."""
+    folder = tmp_path / "index"
+    for release in ("0.5.17", "0.5.22", "0.5.23"):
+        make_wheel(folder, "sglang", release, OWN)
+    make_wheel(folder, "transformers", "5.12.1", {"transformers/__init__.py": b"old = True\n"})
+    make_wheel(folder, "tokenizers", "0.22.2", {"tokenizers/__init__.py": b""})
+    for key in [k for k in os.environ if k.startswith("PIP_")]:
+        monkeypatch.delenv(key)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    return folder
+
+
+@pytest.fixture
+def no_index(index, monkeypatch):
+    """Call it, and pip finds nothing any more."""
+    return lambda: monkeypatch.setenv("PIP_FIND_LINKS", str(index.parent / "none"))
+
+
+def run(*arguments: str, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "kvgeom.cli", "releases", *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, **options)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def fetch(*names: str) -> list[str]:
+    """The results."""
+    return [str(f.result) for f in releases.fetch(names, lambda text: None)]
+
+
+def content() -> dict[str, tuple]:
+    """The cache without its lock."""
+    return {k: v for k, v in snapshot(releases.cache()).items() if k != ".lock"}
+
+
+def test_fetched_once(index, no_index):
+    done = run("0.5.22", "0.5.23")
+    base = releases.cache()
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        f"sglang==0.5.22  fetched  {base}/0.5.22",
+        f"sglang==0.5.23  fetched  {base}/0.5.23",
+    ]
+    assert "sglang==0.5.23: unpacking: sglang-0.5.23-py3-none-any.whl" in done.stderr
+    assert (releases.tree("0.5.23") / "sglang/srt/pool.py").read_bytes() == b"rows = 4\n"
+    assert str(tree.find(releases.tree("0.5.22")).release) == "0.5.22"
+    before, inode = content(), releases.tree("0.5.23").stat().st_ino
+    no_index()
+    done = run("0.5.23")
+    assert done.stdout == f"sglang==0.5.23  in place  {base}/0.5.23\n"
+    assert content() == before and releases.tree("0.5.23").stat().st_ino == inode
+
+
+def test_the_wheel_is_kept_with_its_checksum(index):
+    fetch("0.5.23")
+    sums = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=releases.tree("0.5.23") / ".wheel")
+    assert sums.returncode == 0
+
+
+def test_json(index):
+    done = run("--json", "0.5.17")
+    found = json.loads(done.stdout)
+    assert found["cache"] == str(releases.cache())
+    assert [p["package"] for p in found["packages"]] == ["sglang", "transformers", "tokenizers"]
+    wheel = index / found["packages"][0]["wheel"]
+    assert found["packages"][0]["sha256"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert found["pythonpath"] == {"0.5.17": [str(p) for p in releases.import_path("0.5.17")]}
+
+
+def test_the_older_packages_come_along_and_import_first(index):
+    assert fetch("0.5.17", "0.5.23") == ["fetched"] * 4
+    assert len(releases.import_path("0.5.23")) == 1
+    path = os.pathsep.join(map(str, releases.import_path("0.5.17")))
+    program = "import sglang.srt.pool as p, transformers as t; print(p.__file__, t.old)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{releases.tree('0.5.17')}/sglang/srt/pool.py True\n", done.stderr
+    assert fetch("0.5.17") == ["in place"] * 3  # what Python compiled does not count
+    shutil.rmtree(releases.import_path("0.5.17")[2])
+    with pytest.raises(KvgeomError, match="with-tokenizers-0.22.2 is missing"):
+        releases.import_path("0.5.17")
+
+
+def test_a_release_that_was_not_fetched(index):
+    with pytest.raises(KvgeomError, match="SGLang 0.5.23 is not complete") as caught:
+        releases.tree("0.5.23")
+    assert caught.value.way_out == "`kvgeom releases 0.5.23` fetches it"
+
+
+def spoil(path: Path, how: str) -> None:
+    if how == "change":
+        path.write_bytes(path.read_bytes()[:-2] + b"x\n")
+    elif how == "remove":
+        path.unlink()
+    else:
+        path.with_name("more.py").write_bytes(b"")
+
+
+SRT, INFO, KEPT = "sglang/srt/pool.py", "sglang-0.5.23.dist-info", ".wheel"
+
+
+@pytest.mark.parametrize(
+    "path, how, said, offline",
+    [
+        (SRT, "change", f"{SRT} has other bytes than its RECORD says", True),
+        (SRT, "remove", f"{SRT} is missing", True),
+        (SRT, "add", "sglang/srt/more.py is not of the wheel", True),
+        (f"{INFO}/METADATA", "change", "METADATA has other bytes", True),
+        (f"{INFO}/RECORD", "remove", "its RECORD is missing", True),
+        (f"{INFO}/RECORD", "change", "RECORD is missing or cannot be read", True),
+        (f"{KEPT}/sglang-0.5.23-py3-none-any.whl", "change", "not as it was fetched", False),
+        (f"{KEPT}/sglang-0.5.23-py3-none-any.whl", "remove", "not as it was fetched", False),
+        (f"{KEPT}/SHA256SUMS", "remove", "not as it was fetched", False),
+    ],
+)
+def test_what_was_changed_is_repaired(index, no_index, path, how, said, offline):
+    fetch("0.5.23")
+    before = content()
+    spoil(releases.tree("0.5.23") / path, how)
+    assert content() != before
+    if offline:
+        no_index()
+    told = []
+    assert [str(f.result) for f in releases.fetch(["0.5.23"], told.append)] == ["repaired"]
+    assert any("repairing: " in t and said in t for t in told), told
+    assert content() == before
+
+
+def test_what_cannot_be_repaired_stays(index, no_index):
+    fetch("0.5.23")
+    spoil(releases.tree("0.5.23") / KEPT / "SHA256SUMS", "remove")
+    before = content()
+    no_index()
+    assert run("0.5.23").returncode == 1
+    assert content() == before
+
+
+@pytest.mark.parametrize("how", ["lie", "truncated", "changed"])
+def test_a_damaged_wheel_is_refused(index, how):
+    wheel = make_wheel(index, "sglang", "0.5.23", OWN, lie=SRT if how == "lie" else "")
+    if how == "truncated":
+        wheel.write_bytes(wheel.read_bytes()[:-40])
+    if how == "changed":
+        wheel.write_bytes(wheel.read_bytes().replace(b"rows = 4", b"rows = 5"))
+    done = run("0.5.22", "0.5.23")
+    assert done.returncode == 1 and "sglang-0.5.23-py3-none-any.whl" in done.stderr
+    assert {k.split("/")[0] for k in content()} == {"0.5.22"}  # what is finished stays
+
+
+def refused(done: subprocess.CompletedProcess, code: int, *words: str) -> None:
+    """Two sentences on stderr after the progress, and nothing in the cache."""
+    assert done.returncode == code and done.stdout == "", done
+    first, second = [x for x in done.stderr.splitlines() if x.startswith("kvgeom: ")]
+    assert first.startswith("kvgeom: error: ")
+    for word in words:
+        assert word in f"{first}\n{second}"
+    assert not releases.cache().is_dir() or content() == {}
+
+
+def test_wrong_arguments(index):
+    refused(run("newest"), 2, "'newest' is not a release number")
+    refused(run("--table", "0.5.23"), 2, "--table shows all supported releases")
+    assert run("--tabel").returncode == 2
+
+
+def test_an_unknown_release(index):
+    refused(run("9.9.9"), 1, "no wheel of sglang==9.9.9", "index versions sglang")
+
+
+def test_no_network(index, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    refused(run("9.9.9"), 1, "an index that it is set up for does not answer", "`pip config list`")
+
+
+def test_pip_is_missing(index, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(KvgeomError, match="pip is not installed for .*, and it downloads sglang"):
+        fetch("0.5.23")
+    assert content() == {}
+
+
+def test_pip_refuses(index, monkeypatch):
+    monkeypatch.setenv("PIP_TIMEOUT", "soon")
+    refused(run("0.5.23"), 1, "pip could not fetch sglang==0.5.23: ", "tells more")
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_disk_that_is_full(index, compression):
+    """No file may be longer: pip cannot write the wheel, or the wheel cannot be unpacked."""
+    files, limit = {**OWN, "sglang/big.py": b"x = 1\n" * 50_000}, 100_000
+    make_wheel(index, "sglang", "0.5.23", files, compression=compression)
+    done = run(
+        "0.5.23", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    )
+    refused(done, 1, "File too large", "sglang==0.5.23 is not fetched", "free 200 MB")
+
+
+def test_a_cache_that_cannot_be_written(index, tmp_path):
+    (tmp_path / "xdg").write_text("a file in the way")
+    refused(run("0.5.23"), 1, "sglang==0.5.23 is not fetched", "set XDG_CACHE_HOME")
+
+
+@pytest.fixture
+def stalled(index, monkeypatch):
+    """Starts `kvgeom releases` on an index that never answers; (process, pip's connection)."""
+    server = socket.create_server(("127.0.0.1", 0))
+    server.settimeout(60)
+    started = []
+
+    def start() -> tuple[subprocess.Popen, socket.socket]:
+        monkeypatch.delenv("PIP_NO_INDEX")
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/simple"
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        command = [sys.executable, "-m", "kvgeom.cli", "releases", "0.5.23"]
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        connection, _ = server.accept()
+        connection.settimeout(60)
+        return process, connection
+
+    yield start
+    server.close()
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_while_pip_downloads(stalled):
+    process, connection = stalled()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in said[1]
+    while connection.recv(4096):  # pip is gone too
+        pass
+    assert content() == {}
+
+
+def test_a_kill_while_pip_downloads(stalled, monkeypatch):
+    process, connection = stalled()
+    process.kill()
+    process.communicate()
+    assert [k for k in content() if not k.startswith(".new-")] == []
+    connection.close()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert fetch("0.5.23") == ["fetched"]
+    assert {k.split("/")[0] for k in content()} == {"0.5.23"}
+
+
+def test_a_kill_at_every_step(index, monkeypatch):
+    """While a changed file is repaired: what is there is whole, or as changed, or gone."""
+    monkeypatch.setattr(test_tree_kill, "STEPS", ("mkdir", "rename", "unlink", "rmdir", "open"))
+    fetch("0.5.23")
+    whole, spoilt, seen, step = content(), None, set(), 0
+    while True:
+        step += 1
+        spoil(releases.tree("0.5.23") / SRT, "change")
+        spoilt = content()
+        killed = test_tree_kill.killed_at(step, lambda: fetch("0.5.23"))
+        left = {k: v for k, v in content().items() if not k.startswith(".new-")}
+        assert left in (whole, spoilt, {})
+        seen.add("whole" if left == whole else "spoilt" if left else "gone")
+        fetch("0.5.23")
+        assert content() == whole
+        if not killed:
+            break
+    assert seen == {"whole", "spoilt", "gone"} and step > 8
+
+
+def test_two_at_once(index):
+    with FileLock(releases.cache() / ".lock"):
+        command = [sys.executable, "-m", "kvgeom.cli", "releases", "0.5.23"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        both = [subprocess.Popen(command, cwd=REPOSITORY, **pipes) for _ in range(2)]
+        for process in both:
+            line = process.stderr.readline()
+            assert line == "sglang==0.5.23: waiting for another kvgeom: up to 600 s\n"
+        assert content() == {}
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted(text.split("  ")[1] for text in said) == ["fetched", "in place"]
+
+
+def test_one_that_never_ends(index, monkeypatch):
+    monkeypatch.setattr(releases, "_WAIT_S", 0.3)
+    releases.cache().mkdir(parents=True)
+    with (
+        FileLock(releases.cache() / ".lock"),
+        pytest.raises(KvgeomError, match="another kvgeom has been fetching"),
+    ):
+        fetch("0.5.23")
+
+
+@pytest.fixture
+def little_stack(index, tmp_path):
+    """The command with a series of ours, and two releases of ours in the index; PR `two` is
+    upstream in the newer one, PR `three` is only for that."""
+    little = make_series(tmp_path / "series")
+    text = (tmp_path / "series/series.toml").read_text()
+    text = text.replace('title = "[mem_cache] W', 'red = "<0.5.23"\ntitle = "[mem_cache] W')
+    text += '[[pr]]\nid = "three"\ntitle = "Three"\nfiles = ["test/three.py"]\n'
+    little.toml(text + 'when = ">=0.5.23"\nabsent = "nothing to test there"\n')
+    little.file("test/three.py", "assert True\n")
+    rows = tmp_path / "series/python/sglang/srt/mem_cache/rows.py.edits.toml"
+    rows.write_text(rows.read_text() + 'satisfied = "n + 16"\n')
+    pools = tmp_path / "series/python/sglang/srt/mem_cache/pools.py.edits.toml"
+    pools.write_text(pools.read_text().replace('id = "check"', 'id = "check"\nwhen = "<0.5.23"'))
+    for release in ("0.5.22", "0.5.23"):
+        root = make_tree(tmp_path / release, release)
+        if release == "0.5.23":
+            path = root / "sglang/srt/mem_cache/rows.py"
+            path.write_text(path.read_text().replace("n + 4", "n + 16"))
+        files = {str(p.relative_to(root)): p.read_bytes() for p in root.glob("sglang/**/*.py")}
+        make_wheel(index, "sglang", release, files)
+    (tmp_path / "checkout").mkdir()
+    command = kvgeom_checkout(tmp_path / "checkout", little.root)
+
+    def call(*arguments: str) -> subprocess.CompletedProcess:
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+        assert "Traceback" not in done.stderr
+        return done
+
+    return call
+
+
+def test_a_release_is_added_by_one_command(little_stack):
+    done = little_stack("lock", "--release", "0.5.22")
+    assert done.returncode == 1 and done.stdout.count(" 0.5.22: - -> ") == 3
+    assert "sglang==0.5.22: unpacking" in done.stderr
+    assert little_stack("lock", "--tree", str(releases.tree("0.5.22"))).stdout == done.stdout
+    done = little_stack("lock", "--release", "0.5.22", "--update")
+    assert done.returncode == 0 and done.stdout.endswith("series.lock: 3 lines written\n")
+    done = little_stack("lock", "--release", "0.5.22")
+    assert (done.returncode, done.stdout) == (0, "series.lock agrees with this tree\n")
+    done = little_stack("lock", "--release", "0.5.22", "--tree", ".")
+    assert done.returncode == 2 and "exclude each other" in done.stderr
+    assert little_stack("lock", "--release", "9.9").returncode == 1
+
+
+def test_the_table(little_stack):
+    for release in ("0.5.22", "0.5.23"):
+        assert little_stack("lock", "--release", release, "--update").returncode == 0
+    done = little_stack("releases", "--table")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "| PR | 0.5.22 | 0.5.23 |",
+        "| --- | --- | --- |",
+        "| one | applied | applied |",
+        "| two | applied, red | upstream |",
+        "| three | absent | applied |",
+        "",
+        "`three` is absent from 0.5.22: nothing to test there",
+    ]
+    assert "table: 0.5.23: planning" in done.stderr
+    found = json.loads(little_stack("releases", "--table", "--json").stdout)
+    assert found["releases"] == ["0.5.22", "0.5.23"]
+    assert found["prs"][2]["releases"]["0.5.22"] == {
+        "state": "absent", "red": False, "absent": "nothing to test there",
+    }  # fmt: skip
+    (releases.tree("0.5.22") / "sglang/srt/mem_cache/rows.py").write_text("mine = 1\n")
+    assert little_stack("releases", "--table").stdout == done.stdout  # SGLang's own, always
+
+
+def test_the_table_of_a_release_that_does_not_fit(little_stack, index, tmp_path):
+    little_stack("lock", "--release", "0.5.22", "--update")
+    shutil.rmtree(releases.tree("0.5.22"))
+    make_wheel(index, "sglang", "0.5.22", OWN)
+    done = little_stack("releases", "--table")
+    assert done.returncode == 1 and "does not fit this SGLang 0.5.22" in done.stderr
+
+
+# SGLang's own wheels, from where pip is set up to download.
+
+
+def test_a_real_release(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert fetch("0.5.17") == ["fetched"] * 3
+    assert str(tree.find(releases.tree("0.5.17")).release) == "0.5.17"
+    started = time.monotonic()
+    assert fetch("0.5.17") == ["in place"] * 3
+    assert time.monotonic() - started < 10
+
+
+@pytest.fixture(scope="module")
+def stack() -> series.Series:
+    """The series; its releases are in the user's cache."""
+    found = series.load()
+    releases.fetch(found.lock.releases, lambda text: None)
+    return found
+
+
+def test_the_readme_shows_the_table(stack):
+    cells = releases_table.matrix(stack, lambda release: None)
+    for pr, cell in [(pr, c) for found in cells.values() for pr, c in found.items()]:
+        assert not cell.red or cell.state == "applied", f"{pr}: {cell}"
+    readme = (stack.root / "README.md").read_text("utf-8")
+    start, end = map(re.escape, MARKERS)
+    shown = re.findall(f"{start}(.*?){end}", readme, re.DOTALL)
+    assert len(shown) == 1, f"README.md: the table goes between {MARKERS}"
+    assert shown[0].strip() == releases_table.markdown(stack, cells).strip()
