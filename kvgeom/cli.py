@@ -1,4 +1,4 @@
-"""The command line: `kvgeom status | apply | revert | diff | lock | boot | releases`."""
+"""The command line: `kvgeom status | apply | revert | diff | lock | boot | releases | export`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from kvgeom import __version__
 from kvgeom.boot import boot
 from kvgeom.errors import KvgeomError
+from kvgeom.export_cli import export
 from kvgeom.releases_cli import fetched, releases
 
 app = typer.Typer(
@@ -211,6 +212,7 @@ def _nothing() -> Iterator[None]:
 
 app.command()(boot)
 app.command()(releases)
+app.command()(export)
 
 
 def main() -> None:

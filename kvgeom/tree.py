@@ -6,6 +6,7 @@ import ast
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -170,12 +171,13 @@ def _version_file(package: Path) -> str | None:
 
 
 def _git_tag(checkout: Path) -> str | None:
-    command = ["git", "-C", str(checkout), "describe", "--tags", "--exact-match"]
+    """The release tag that HEAD has, or the last one before it: v0.5.23, v0.5.23+12.g1a2b3c."""
+    command = ["git", "-C", str(checkout), "describe", "--tags", "--match", "v[0-9]*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return re.sub(r"-(\d+)-(g[0-9a-f]+)$", r"+\1.\2", done.stdout.strip())
 
 
 def check_writable(tree: Tree, files: list[str]) -> None:
