@@ -88,7 +88,7 @@ def cpu_host_pools(*, dcp_size: int = 1, dcp_rank: int = 0):
 def mla_host_pool(
     pool: MLATokenToKVPool, *, page_size: int, dcp_size: int, dcp_rank: int = 0
 ) -> MLATokenToKVPoolHost:
-    """The host pool of an MLA target, twice its rows; `page_size` is its allocator's."""
+    """The host pool of an MLA target, twice its rows; `page_size` as allocated."""
     kwargs = {
         "host_to_device_ratio": _MEMORY.hicache_ratio,
         "host_size": 0,
@@ -121,9 +121,22 @@ def register_draft(
         return register_legacy_draft(
             draft_pool, targets[PoolName.KV][1], page_size=page_size
         )
+    tree = unified_tree(targets, page_size=page_size)
+    _register(tree, draft_pool, page_size)
+    return {
+        spec.pool_name: tree.cache_controller.mem_pool_host.get_pool(spec.pool_name)
+        for spec in tree.sidecar_pool_specs
+    }
+
+
+def unified_tree(
+    targets: dict[PoolName, tuple[KVCache, HostKVCache]], *, page_size: int
+) -> UnifiedRadixCache:
+    """A unified radix cache with the target pools (device, host), as far as the
+    registration of sidecars goes."""
     mapping = {"layer_mapping": {0: 0}}
-    layers = inspect.signature(assembler.build_pool_entry).parameters
-    mapping |= {n: 8 for n in layers if n.startswith("transfer_layer")}
+    entry = inspect.signature(assembler.build_pool_entry).parameters
+    mapping |= {name: 8 for name in entry if name.startswith("transfer_layer")}
     group = assembler.HostPoolGroup(
         [
             assembler.build_pool_entry(
@@ -144,23 +157,16 @@ def register_draft(
         extra_host_mem_release_queues={},
         enable_storage=False,
     )
-    tree = _hollow(
+    return _hollow(
         UnifiedRadixCache, cache_controller=controller, sidecar_pool_specs=[]
     )
-    _register(tree, draft_pool, page_size)
-    return {
-        spec.pool_name: group.get_pool(spec.pool_name)
-        for spec in tree.sidecar_pool_specs
-    }
 
 
 def register_legacy_draft(
     draft_pool: KVCache, target: HostKVCache, *, page_size: int
 ) -> dict[PoolName, HostKVCache]:
     """The same on the controller, where releases before the sidecars put it."""
-    controller = _hollow(
-        HiCacheController, mem_pool_host=target, enable_storage=False
-    )
+    controller = _hollow(HiCacheController, mem_pool_host=target, enable_storage=False)
     _register(SimpleNamespace(cache_controller=controller), draft_pool, page_size)
     return {PoolName.DRAFT: controller.mem_pool_host_draft}
 

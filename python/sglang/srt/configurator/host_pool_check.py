@@ -9,11 +9,11 @@ from typing import Protocol
 
 from sglang.srt.mem_cache.hicache_storage import PoolName, SidecarPoolSpec
 from sglang.srt.mem_cache.page_geometry import PageGeometryError
-from sglang.srt.mem_cache.pool_host.sidecar_capacity import SlotOwner
+from sglang.srt.mem_cache.pool_host.sidecar_ratio import SidecarAnchor
 
 
 class HostPools(Protocol):
-    def get_pool(self, name: PoolName) -> SlotOwner: ...
+    def get_pool(self, name: PoolName) -> SidecarAnchor: ...
 
 
 def check_sidecar(*, spec: SidecarPoolSpec, host_pools: HostPools) -> None:
@@ -27,10 +27,10 @@ def check_sidecar(*, spec: SidecarPoolSpec, host_pools: HostPools) -> None:
 
 
 def check_host_pool(
-    *, name: PoolName, pool: SlotOwner, anchor_name: PoolName, anchor: SlotOwner
+    *, name: PoolName, pool: SidecarAnchor, anchor_name: PoolName, anchor: SidecarAnchor
 ) -> None:
     """PageGeometryError unless `pool` has a row for every slot of `anchor`."""
-    reaches, valid_to = anchor.logical_size, pool.logical_size
+    reaches, valid_to = anchor.sidecar_size, pool.sidecar_size
     if valid_to >= reaches:
         return
     code = "DRAFT" if name.value.startswith(PoolName.DRAFT.value) else "TARGET"
