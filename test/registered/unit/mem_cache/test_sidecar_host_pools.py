@@ -12,6 +12,7 @@ import torch
 
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler as assembler
+from sglang.test import test_utils
 from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.host_pools import (
     HAS_SIDECARS,
@@ -134,7 +135,15 @@ class TestIndexerSidecars(RoundTrip):
 
     def test_a_drafts_index_keys_follow_every_slot(self):
         for dcp_size in DCP_SIZES:
-            with self.subTest(dcp=dcp_size), cpu_host_pools(dcp_size=dcp_size):
+            # Its index pages are the scheduled page.
+            topology = test_utils.published_topology(
+                device="cpu", tp_size=8, dcp_size=dcp_size, page_size=64
+            )
+            with (
+                self.subTest(dcp=dcp_size),
+                topology,
+                cpu_host_pools(dcp_size=dcp_size),
+            ):
                 allocator, pool, host = target(64, dcp_size)
                 draft = dsa_pool(*spanned(allocator), replicated=dcp_size > 1)
                 pools = register_draft(
