@@ -20,9 +20,10 @@ from sglang.srt.mem_cache.memory_pool import (
     ReqToTokenPool,
 )
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_server_args, get_spec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.test.test_utils import published_topology
+from sglang.test.kv_cache_families import topology
+from sglang.test.kv_pools import build_with
 
 REQS = 2
 COMPRESS_RATIO = 4
@@ -53,9 +54,10 @@ class Spec(NamedTuple):
 
     @contextlib.contextmanager
     def published(self, page: int, **fields):
-        with published_topology(
-            device="cpu",
-            page_size=page,
+        with topology(
+            1,
+            page,
+            tp_size=1,
             speculative_algorithm="EAGLE",
             speculative_num_steps=self.steps,
             speculative_eagle_topk=self.topk,
@@ -161,7 +163,8 @@ def runner(
         is_multimodal=False,
         linear_attn_registry_result=None,
     )
-    translator = KVIndexTranslator(
+    translator = build_with(
+        KVIndexTranslator,
         req_to_token=reqs.req_to_token,
         token_to_kv_pool_allocator=allocator,
         token_to_kv_pool=pool,
@@ -190,9 +193,7 @@ def runner(
         prefill_attention_backend_str="",
         decode_attention_backend_str="",
         spec_algorithm=SpeculativeAlgorithm.from_string("EAGLE"),
-        decode_num_tokens_per_req=lambda: (
-            get_server_args().speculative_num_draft_tokens
-        ),
+        decode_num_tokens_per_req=lambda: get_spec().speculative_num_draft_tokens,
         model=torch.nn.Identity(),
         hisparse_coordinator=None,
         use_mla_backend=mla,
@@ -201,8 +202,8 @@ def runner(
 
 def batch(m: SimpleNamespace, length: int, mode: ForwardMode, **fields):
     """`REQS` requests of that length, without a host copy of the lengths."""
-    spec = get_server_args().speculative_num_draft_tokens
-    topk = get_server_args().speculative_eagle_topk
+    spec = get_spec().speculative_num_draft_tokens
+    topk = get_spec().speculative_eagle_topk
     rows = topk if mode.is_decode() else spec
     lens = torch.full((REQS,), length, dtype=torch.int64)
     out = SimpleNamespace(
@@ -236,7 +237,8 @@ def batch(m: SimpleNamespace, length: int, mode: ForwardMode, **fields):
         attn_cp_metadata=None,
     )
     out.__dict__.update(fields)
-    out.kv_loc_plan = m.kv_index_translator.own_plan(out)
+    if hasattr(m.kv_index_translator, "own_plan"):
+        out.kv_loc_plan = m.kv_index_translator.own_plan(out)
     return out
 
 

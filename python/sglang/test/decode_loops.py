@@ -225,5 +225,7 @@ class DecodeLoop:
             next_token_ids=torch.zeros(num_reqs * self.accept, dtype=torch.int64),
             accept_lens=torch.full((num_reqs,), self.accept, dtype=torch.int32),
             speculative_output_stride=self.accept,
-            num_non_draft_tokens_per_req=2 if batch.spec_algorithm.is_uno() else 1,
+            num_non_draft_tokens_per_req=(
+                2 if get_spec().speculative_algorithm == "UNO" else 1
+            ),
         )

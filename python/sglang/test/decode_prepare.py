@@ -5,6 +5,9 @@ The row write is a Triton kernel: set TRITON_INTERPRET=1 before triton is import
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
 from array import array
 from functools import cache
 from types import SimpleNamespace
@@ -15,10 +18,6 @@ import torch
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.mem_cache.allocator import BaseTokenToKVPoolAllocator
-from sglang.srt.mem_cache.allocator.unified_hybrid_swa import UnifiedSWAAllocatorBase
-from sglang.srt.mem_cache.allocator.unified_mamba import (
-    UnifiedMambaTokenToKVPoolAllocator,
-)
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
@@ -26,13 +25,24 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_schedule, get_spec
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.speculative import dflash_info_v2, eagle_utils, uno_info
+from sglang.srt.speculative import dflash_info_v2
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import spec_prepare_for_decode
+from sglang.test.kv_cache_families import is_unified
 from sglang.test.row_builders import MODEL_CONFIG
 
 GUARD = -7
+# The modules whose prepare allocates, as far as this SGLang has them.
+PREPARES = tuple(
+    importlib.import_module(name)
+    for name in (
+        "sglang.srt.speculative.dflash_info_v2",
+        "sglang.srt.speculative.eagle_utils",
+        "sglang.srt.speculative.uno_info",
+    )
+    if importlib.util.find_spec(name)
+)
 
 
 def guard_rows(rows: ReqToTokenPool, *, count: int = 8) -> torch.Tensor:
@@ -94,8 +104,10 @@ def attach_spec_info(batch: ScheduleBatch) -> None:
             torch.device("cpu")
         )
         batch.spec_info.future_indices = torch.arange(num_reqs)
-    elif batch.spec_algorithm.is_uno():
-        batch.spec_info = uno_info.UnoDraftInput(
+    elif get_spec().speculative_algorithm == "UNO":
+        from sglang.srt.speculative.uno_info import UnoDraftInput
+
+        batch.spec_info = UnoDraftInput(
             bonus_tokens=torch.zeros(num_reqs, dtype=torch.int64),
             new_seq_lens=torch.zeros(num_reqs, dtype=torch.int64),
             forward_width=get_spec().speculative_num_draft_tokens,
@@ -143,11 +155,9 @@ def allocated_ends(committed: range, *, page_size: int) -> list[int]:
     def record(*args, nxt_kv_lens_cpu, **kwargs):
         ends.extend(nxt_kv_lens_cpu.tolist())
 
-    with (
-        patch.object(eagle_utils, "alloc_for_spec_decode", record),
-        patch.object(dflash_info_v2, "alloc_for_spec_decode", record),
-        patch.object(uno_info, "alloc_for_spec_decode", record),
-    ):
+    with contextlib.ExitStack() as stack:
+        for module in PREPARES:
+            stack.enter_context(patch.object(module, "alloc_for_spec_decode", record))
         spec_prepare_for_decode(batch)
     return ends
 
@@ -220,9 +230,7 @@ def rebuild_compact_rows(
 
 def _num_taken(allocator: BaseTokenToKVPoolAllocator) -> int:
     """Slots that requests hold, up to a constant."""
-    if isinstance(
-        allocator, (UnifiedMambaTokenToKVPoolAllocator, UnifiedSWAAllocatorBase)
-    ):
+    if is_unified(allocator):
         # Its free count also moves with the states that share its bytes.
         return allocator.full_attn_allocator.allocated_count()
     return -allocator.available_size()

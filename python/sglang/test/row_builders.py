@@ -22,6 +22,7 @@ from sglang.srt.runtime_context import (
     get_disagg,
     get_parallel,
     get_schedule,
+    get_server_args,
 )
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -50,6 +51,7 @@ def configured(shape: Shape, *, page_size: int, dcp_size: int = 1) -> Iterator[N
         "device": "cpu",
         "attention_backend": "triton",
         "page_size": page_size,
+        "dcp_size": dcp_size,
         "speculative_algorithm": shape.algorithm,
         "speculative_num_steps": shape.steps,
         "speculative_eagle_topk": shape.topk,
@@ -96,12 +98,16 @@ def target_configurator(
         get_swa_num_kv_heads=lambda *a: 1,
         hf_config=MODEL_CONFIG.hf_config,
         hf_text_config=SimpleNamespace(),
+        swa_attention_layer_ids=[0],
+        full_attention_layer_ids=[1],
     )
     mamba_config = SimpleNamespace(
         mamba2_cache_params=_mamba_params(), full_attention_layer_ids=[1]
     )
     attributes = {
         "device": "cpu",
+        "ps": SimpleNamespace(attn_dp_size=1, pp_size=1),
+        "server_args": get_server_args(),
         "model_config": model_config,
         "mambaish_config": mamba_config if mamba else None,
         "hybrid_gdn_config": None,
@@ -128,8 +134,8 @@ def target_configurator(
         "forward_stream": None,
         "post_capture_kv_active": False,
     }
-    for name, value in attributes.items():
-        setattr(configurator, name, value)
+    for name in attributes.keys() & KVCacheConfigurator.__dataclass_fields__.keys():
+        setattr(configurator, name, attributes[name])
     return configurator
 
 
@@ -225,5 +231,6 @@ BUILDERS: dict[str, Callable[[int, int, int], Built]] = {
     "swa": _swa,
     "unified mamba": _unified_mamba,
     "unified swa": _unified_swa,
-    "unified mamba swa": _unified_mamba_swa,
 }
+if hasattr(KVCacheConfigurator, "_init_unified_mamba_swa_pools"):
+    BUILDERS["unified mamba swa"] = _unified_mamba_swa
