@@ -172,7 +172,10 @@ def runner(
         device="cpu",
         is_draft_worker=draft,
     )
+    parallel = {"tp_size": 1, "tp_rank": 0, "attn_cp_size": 1}
     return SimpleNamespace(
+        **parallel,
+        ps=SimpleNamespace(**parallel),
         req_to_token_pool=reqs,
         token_to_kv_pool=pool,
         token_to_kv_pool_allocator=allocator,
@@ -200,13 +203,17 @@ def runner(
     )
 
 
+class Batch(SimpleNamespace):
+    """A forward batch; translators refer to it weakly."""
+
+
 def batch(m: SimpleNamespace, length: int, mode: ForwardMode, **fields):
     """`REQS` requests of that length, without a host copy of the lengths."""
     spec = get_spec().speculative_num_draft_tokens
     topk = get_spec().speculative_eagle_topk
     rows = topk if mode.is_decode() else spec
     lens = torch.full((REQS,), length, dtype=torch.int64)
-    out = SimpleNamespace(
+    out = Batch(
         batch_size=REQS,
         forward_mode=mode,
         req_pool_indices=torch.arange(1, REQS + 1),

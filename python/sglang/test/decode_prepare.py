@@ -30,6 +30,7 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import spec_prepare_for_decode
 from sglang.test.kv_cache_families import is_unified
+from sglang.test.kv_pools import build_with
 from sglang.test.row_builders import MODEL_CONFIG
 
 GUARD = -7
@@ -91,7 +92,11 @@ def prefilled_batch(
     )
     for req in reqs:
         req.init_next_round_input(cache)
-        req.extend_end = len(req.full_untruncated_fill_ids)
+        end = len(req.full_untruncated_fill_ids)
+        if hasattr(req, "extend_range"):
+            req.set_extend_range(0, end)
+        else:
+            req.extend_end = end
     batch.prepare_for_extend()
     return batch
 
@@ -191,7 +196,7 @@ def prepare_and_release(
     spilled = int((whole != before).sum())
     for req in reqs:
         req.finished_reason = object()
-        release_kv_cache(req, cache, checkpoint=False)
+        build_with(release_kv_cache, req=req, tree_cache=cache, checkpoint=False)
     return Prepared(end=max(ends), spilled=spilled, lost=_num_taken(allocator) - taken)
 
 

@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.allocator.swa import (
     PureSWATokenToKVPoolAllocator,
     SWATokenToKVPoolAllocator,
 )
+from sglang.srt.mem_cache.hisparse_memory_pool import HiSparseDSATokenToKVPool
 from sglang.srt.mem_cache.memory_pool import KVCache, MiniMaxSparseKVPool
 from sglang.srt.runtime_context import get_context, get_parallel
 from sglang.test.kv_pools import (
@@ -143,6 +144,26 @@ def _hisparse(size, page_size, dcp_size):
     return allocator, pool
 
 
+def _hisparse_dsa(size, page_size, dcp_size):
+    pool = HiSparseDSATokenToKVPool(
+        size=size,
+        page_size=page_size,
+        kv_lora_rank=16,
+        dtype=DTYPE,
+        qk_rope_head_dim=8,
+        layer_num=1,
+        device="cpu",
+        index_head_dim=128,
+        enable_memory_saver=False,
+        kv_cache_dim=24,
+        host_to_device_ratio=3,
+    )
+    allocator = HiSparseTokenToKVPoolAllocator(
+        size, page_size=page_size, kvcache=pool, host_to_device_ratio=3, **_OWNER
+    )
+    return allocator, pool
+
+
 def _page_interleave(size, page_size, dcp_size):
     pool = mha_pool(size, page_size)
     from sglang.srt.mem_cache.allocator.page_interleave import (
@@ -204,25 +225,20 @@ def _unified_mamba_swa(size, page_size, dcp_size):
     return bundle.token_to_kv_pool_allocator, bundle.token_to_kv_pool
 
 
-def _builds(build: Callable, parameter: str) -> bool:
-    return parameter in inspect.signature(build).parameters
-
-
 def _families() -> Iterator[Family]:
     """The families of this SGLang."""
     yield Family("token", _token, page_sizes=(1,))
     yield Family("paged", _paged, widens=True)
     yield Family("swa", _swa)
     yield Family("pure_swa", _pure_swa, page_sizes=(1,))
-    if _builds(MiniMaxSparseKVPool, "enable_hisparse"):
+    yield Family("hisparse_dsa", _hisparse_dsa, page_sizes=(64,))
+    if "enable_hisparse" in inspect.signature(MiniMaxSparseKVPool).parameters:
         yield Family("hisparse", _hisparse)
     if importlib.util.find_spec("sglang.srt.mem_cache.allocator.page_interleave"):
         yield Family("page_interleave", _page_interleave)
-    # The unified pools widen since they live among the allocators.
-    widens = bool(
-        importlib.util.find_spec("sglang.srt.mem_cache.allocator.unified_mamba")
-    )
-    yield Family("unified_mamba", _unified_mamba, widens=widens)
+    # Unified mamba pools widen since they live among the allocators.
+    at = importlib.util.find_spec("sglang.srt.mem_cache.allocator.unified_mamba")
+    yield Family("unified_mamba", _unified_mamba, widens=at is not None)
     yield Family("unified_swa", unified_swa)
     if hasattr(unified_memory_pool, "init_unified_mamba_swa_pools"):
         yield Family("unified_mamba_swa", _unified_mamba_swa)

@@ -173,13 +173,16 @@ class TestTableWidths(AttentionTableCase):
                 committed = CHAIN.committed(ctx)
                 for fill in (self.capture, self.eager):
                     backend = build("aiter", m)
-                    guards = fill(backend, batch(m, committed, VERIFY))
+                    b = batch(m, committed, VERIFY)
+                    b.seq_lens_cpu = b.seq_lens
+                    guards = fill(backend, b)
                     table = backend.forward_metadata.kv_indices
                     self.assert_holds(m, table, committed + DRAFT, guards)
 
                 lens = committed + LAST_STEP
                 tokens = m.req_to_token_pool.req_to_token[1:, :lens]
                 b = batch(m, committed, DECODE)
+                b.seq_lens_cpu = b.seq_lens
                 b.spec_info.kv_indptr = torch.arange(REQS + 1, dtype=torch.int32) * lens
                 b.spec_info.kv_indices = tokens.flatten()
                 backend = build("aiter", m)
