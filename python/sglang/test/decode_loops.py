@@ -84,6 +84,9 @@ class DecodeLoop:
         runner = SimpleNamespace(
             effective_logical_max_total_num_tokens=TOKENS,
             logical_max_total_num_tokens=TOKENS,
+            effective_max_total_num_tokens=TOKENS,
+            max_total_num_tokens=TOKENS,
+            dcp_size=1,
             token_to_kv_pool_allocator=self.allocator,
             max_running_requests=4,
             forward_stream=None,
@@ -93,6 +96,7 @@ class DecodeLoop:
         worker = SimpleNamespace(
             model_runner=runner,
             model_config=SimpleNamespace(context_len=context_len),
+            ps=SimpleNamespace(attn_dcp_size=1),
             dllm_algorithm=None,
             random_seed=0,
             device="cpu",
