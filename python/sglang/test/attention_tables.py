@@ -4,6 +4,7 @@ speculation publishes: real pools and translator, guarded buffers, batches."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ from transformers import LlamaConfig
 
 from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
-from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.mem_cache.memory_pool import (
     MHATokenToKVPool,
     MLATokenToKVPool,
@@ -163,15 +163,19 @@ def runner(
         is_multimodal=False,
         linear_attn_registry_result=None,
     )
-    translator = build_with(
-        KVIndexTranslator,
-        req_to_token=reqs.req_to_token,
-        token_to_kv_pool_allocator=allocator,
-        token_to_kv_pool=pool,
-        page_size=page,
-        device="cpu",
-        is_draft_worker=draft,
-    )
+    translator = None
+    if importlib.util.find_spec("sglang.srt.mem_cache.kv_index_translator"):
+        from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+
+        translator = build_with(
+            KVIndexTranslator,
+            req_to_token=reqs.req_to_token,
+            token_to_kv_pool_allocator=allocator,
+            token_to_kv_pool=pool,
+            page_size=page,
+            device="cpu",
+            is_draft_worker=draft,
+        )
     parallel = {"tp_size": 1, "tp_rank": 0, "attn_cp_size": 1}
     return SimpleNamespace(
         **parallel,
@@ -227,6 +231,7 @@ def batch(m: SimpleNamespace, length: int, mode: ForwardMode, **fields):
         encoder_out_cache_loc=None,
         spec_info=SimpleNamespace(
             num_tokens_per_req=spec,
+            draft_token_num=spec,
             custom_mask=None,
             positions=torch.arange(REQS * spec),
             ragged_verify_layout=None,

@@ -6,6 +6,7 @@ and the result processor. Stand-ins: the model, requests' arrival, metrics, outp
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import MagicMock
@@ -29,12 +30,17 @@ from sglang.test.decode_prepare import (
     prefilled_batch,
     tree_cache,
 )
+from sglang.test.kv_pools import build_with
 from sglang.test.row_builders import BUILDERS, MODEL_CONFIG
 
 TOKENS = 4096
 # Which real loop runs; "interleaved" gives every second step to another request's
 # prefill, so that a decode result is processed with nothing in flight.
 LOOPS = ("normal", "overlap", "overlap interleaved", "PD decode overlap")
+
+
+class Idle(Exception):
+    """Ends a loop that has nothing left to run."""
 
 
 class Step(NamedTuple):
@@ -65,13 +71,14 @@ class DecodeLoop:
         self.num_prefills = 0
 
     def run(self) -> list[Step]:
-        if self.loop == "PD decode overlap":
-            self._start_prebuilt()
-            self.scheduler.event_loop_overlap_disagg_decode()
-        elif self.overlap:
-            self.scheduler.event_loop_overlap()
-        else:
-            self.scheduler.event_loop_normal()
+        with contextlib.suppress(Idle):
+            if self.loop == "PD decode overlap":
+                self._start_prebuilt()
+                self.scheduler.event_loop_overlap_disagg_decode()
+            elif self.overlap:
+                self.scheduler.event_loop_overlap()
+            else:
+                self.scheduler.event_loop_normal()
         return self.steps
 
     def _batch(self, reqs) -> ScheduleBatch:
@@ -136,6 +143,8 @@ class DecodeLoop:
                 get_spec().speculative_algorithm
             ),
             ingest_requests=lambda: None,
+            request_receiver=mock,
+            process_input_requests=lambda reqs: None,
             get_next_batch_to_run=self._next_batch,
             run_batch=self._run_batch,
             process_batch_result=self._process,
@@ -168,7 +177,7 @@ class DecodeLoop:
         )
 
     def _stop(self) -> None:
-        self.scheduler.gracefully_exit = True
+        raise Idle
 
     def _process(self, batch, result) -> None:
         if batch.forward_mode.is_extend():
@@ -225,10 +234,12 @@ class DecodeLoop:
                 next_token_ids=torch.zeros(num_reqs, dtype=torch.int64)
             )
         self.on_device += self.accept
-        return GenerationBatchResult(
-            next_token_ids=torch.zeros(num_reqs * self.accept, dtype=torch.int64),
+        stride = max(self.accept, get_spec().speculative_num_draft_tokens)
+        return build_with(
+            GenerationBatchResult,
+            next_token_ids=torch.zeros(num_reqs * stride, dtype=torch.int64),
             accept_lens=torch.full((num_reqs,), self.accept, dtype=torch.int32),
-            speculative_output_stride=self.accept,
+            speculative_output_stride=stride,
             num_non_draft_tokens_per_req=(
                 2 if get_spec().speculative_algorithm == "UNO" else 1
             ),

@@ -64,6 +64,8 @@ class Family(NamedTuple):
     build: Callable[[int, int, int], tuple[BaseTokenToKVPoolAllocator, KVCache]]
     page_sizes: tuple[int, ...] = (1, 4, 16)
     widens: bool = False
+    # Whether a draft may share the allocator.
+    drafts: bool = True
 
 
 @contextlib.contextmanager
@@ -239,9 +241,9 @@ def _families() -> Iterator[Family]:
     # Unified mamba pools widen since they live among the allocators.
     at = importlib.util.find_spec("sglang.srt.mem_cache.allocator.unified_mamba")
     yield Family("unified_mamba", _unified_mamba, widens=at is not None)
-    yield Family("unified_swa", unified_swa)
+    yield Family("unified_swa", unified_swa, drafts=at is not None)
     if hasattr(unified_memory_pool, "init_unified_mamba_swa_pools"):
-        yield Family("unified_mamba_swa", _unified_mamba_swa)
+        yield Family("unified_mamba_swa", _unified_mamba_swa, drafts=at is not None)
 
 
 FAMILIES = tuple(_families())
@@ -289,11 +291,9 @@ def _take_page(allocator: BaseTokenToKVPoolAllocator) -> Optional[torch.Tensor]:
     lens = torch.tensor([0, page_size], dtype=torch.int64)
     extend = (lens[:1], lens[:1], lens[1:], lens[1:], torch.tensor([-1]), page_size)
     if hasattr(allocator, "shard_size"):
-        for owner in range(allocator.shard_size):
-            page = allocator.alloc_extend(*extend, rotation_bases=[owner])
-            if page is not None:
-                return page
-        return None
+        owners = range(allocator.shard_size)
+        pages = (allocator.alloc_extend(*extend, rotation_bases=[r]) for r in owners)
+        return next((page for page in pages if page is not None), None)
     if isinstance(allocator, SWATokenToKVPoolAllocator) and page_size > 1:
         return allocator.alloc_extend(*extend)
     return allocator.alloc(page_size)

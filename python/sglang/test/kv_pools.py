@@ -6,12 +6,23 @@ import inspect
 from typing import Any, Callable
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 DTYPE = torch.float32
+
+
+class OnCPU(TorchFunctionMode):
+    """Makes on the CPU what code inside it makes on CUDA."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
 
 
 def build_with(build: Callable, **arguments) -> Any:

@@ -18,13 +18,13 @@ from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import (
-    get_context,
     get_disagg,
-    get_parallel,
     get_schedule,
     get_server_args,
 )
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.test.kv_cache_families import topology
+from sglang.test.kv_pools import OnCPU
 
 MODEL_CONFIG = SimpleNamespace(
     is_encoder_decoder=False,
@@ -44,22 +44,24 @@ class Shape(NamedTuple):
     draft_tokens: Optional[int] = None
 
 
+def known(*shapes: Shape) -> list[Shape]:
+    """Those whose algorithm this SGLang has."""
+    names = (None, *SpeculativeAlgorithm.__members__)
+    return [shape for shape in shapes if shape.algorithm in names]
+
+
 @contextlib.contextmanager
 def configured(shape: Shape, *, page_size: int, dcp_size: int = 1) -> Iterator[None]:
     """Publish `shape`, with the pages of one server."""
     fields = {
-        "device": "cpu",
         "attention_backend": "triton",
-        "page_size": page_size,
-        "dcp_size": dcp_size,
         "speculative_algorithm": shape.algorithm,
         "speculative_num_steps": shape.steps,
         "speculative_eagle_topk": shape.topk,
         "speculative_num_draft_tokens": shape.draft_tokens,
     }
     with (
-        get_context().override_server_args(**fields),
-        get_parallel().override(attn_dcp_size=dcp_size, dcp_enabled=dcp_size > 1),
+        topology(dcp_size, page_size, tp_size=1, **fields),
         get_schedule().override(max_mamba_cache_size=8),
     ):
         yield
@@ -182,7 +184,8 @@ def _swa(context_len: int, tokens: int, reqs: int) -> Built:
 
 
 def _mamba(context_len: int, tokens: int, reqs: int) -> Built:
-    return _separate(target_configurator(context_len, mamba=True), tokens, reqs)
+    with OnCPU():
+        return _separate(target_configurator(context_len, mamba=True), tokens, reqs)
 
 
 def _decode(build: Callable[[int, int, int], Built]):
@@ -197,9 +200,10 @@ def _decode(build: Callable[[int, int, int], Built]):
 
 def _unified_mamba(context_len: int, tokens: int, reqs: int) -> Built:
     configurator = target_configurator(context_len, mamba=True, mla=True)
-    bundle = configurator._init_unified_mamba_pools(
-        max_num_reqs=reqs, max_total_num_tokens=tokens
-    )
+    with OnCPU():
+        bundle = configurator._init_unified_mamba_pools(
+            max_num_reqs=reqs, max_total_num_tokens=tokens
+        )
     return bundle.req_to_token_pool, bundle.token_to_kv_pool_allocator
 
 
@@ -214,11 +218,12 @@ def _unified_swa(context_len: int, tokens: int, reqs: int) -> Built:
 
 def _unified_mamba_swa(context_len: int, tokens: int, reqs: int) -> Built:
     configurator = target_configurator(context_len, swa=True, mamba=True)
-    bundle = configurator._init_unified_mamba_swa_pools(
-        max_num_reqs=reqs,
-        full_max_total_num_tokens=tokens,
-        swa_max_total_num_tokens=tokens,
-    )
+    with OnCPU():
+        bundle = configurator._init_unified_mamba_swa_pools(
+            max_num_reqs=reqs,
+            full_max_total_num_tokens=tokens,
+            swa_max_total_num_tokens=tokens,
+        )
     return bundle.req_to_token_pool, bundle.token_to_kv_pool_allocator
 
 
