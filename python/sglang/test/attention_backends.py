@@ -64,11 +64,15 @@ def _module_name(name: str) -> str:
     return f"{package}.{_BACKENDS[name][0]}"
 
 
+def _exists(module: str) -> bool:
+    with contextlib.suppress(ModuleNotFoundError):  # its package may be absent
+        return importlib.util.find_spec(module) is not None
+    return False
+
+
 # Those that this SGLang has.
 BACKENDS = {
-    name: _BACKENDS[name][1]
-    for name in _BACKENDS
-    if importlib.util.find_spec(_module_name(name))
+    name: _BACKENDS[name][1] for name in _BACKENDS if _exists(_module_name(name))
 }
 
 

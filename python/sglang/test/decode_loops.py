@@ -21,11 +21,12 @@ from sglang.srt.managers.scheduler_components.batch_result_processor import (
 )
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.runtime_context import get_schedule, get_spec
+from sglang.srt.runtime_context import get_schedule, get_server_args, get_spec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.test.decode_prepare import (
     attach_spec_info,
     guard_rows,
+    kv_holder,
     new_req,
     prefilled_batch,
     tree_cache,
@@ -155,7 +156,9 @@ class DecodeLoop:
 
     def _processor(self) -> SchedulerBatchResultProcessor:
         mock = MagicMock()
-        return SchedulerBatchResultProcessor(
+        return build_with(
+            SchedulerBatchResultProcessor,
+            server_args=get_server_args(),
             is_generation=True,
             disaggregation_mode=DisaggregationMode.NULL,
             enable_overlap=self.overlap,
@@ -219,7 +222,7 @@ class DecodeLoop:
             )
         if not running_batch.is_empty():
             attach_spec_info(running_batch)
-            committed = self.req.kv.kv_committed_len
+            committed = kv_holder(self.req).kv_committed_len
             running_batch = self.scheduler.update_running_batch(running_batch)
         if running_batch.is_empty():
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)

@@ -77,6 +77,11 @@ def new_req(rid: str, input_len: int, *, max_new_tokens: int = 1 << 20) -> Req:
     return Req(rid, "", array("q", [1] * input_len), params, vocab_size=1000)
 
 
+def kv_holder(req: Req):
+    """What has a request's row and its committed length."""
+    return req.kv if hasattr(req.kv, "req_pool_idx") else req
+
+
 def prefilled_batch(
     reqs: list[Req],
     rows: ReqToTokenPool,
@@ -125,6 +130,7 @@ def _reqs_at(committed: range) -> list[SimpleNamespace]:
     return [
         SimpleNamespace(
             kv=SimpleNamespace(kv_committed_len=n, kv_allocated_len=n),
+            kv_committed_len=n,
             decode_batch_idx=0,
             sampling_params=SimpleNamespace(top_k=1),
         )
@@ -192,7 +198,8 @@ def prepare_and_release(
     ends = [req.kv.kv_allocated_len for req in reqs]
     for req, start, end in zip(reqs, committed, ends):
         # A request may change its own columns past its prompt, and nothing else.
-        before[req.kv.req_pool_idx, start:end] = whole[req.kv.req_pool_idx, start:end]
+        row = kv_holder(req).req_pool_idx
+        before[row, start:end] = whole[row, start:end]
     spilled = int((whole != before).sum())
     for req in reqs:
         req.finished_reason = object()

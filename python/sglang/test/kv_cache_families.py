@@ -86,6 +86,7 @@ def topology(
             tp_rank=0,
             attn_tp_size=tp_size,
             attn_tp_rank=0,
+            attn_cp_size=1,
             attn_dcp_size=dcp_size,
             attn_dcp_rank=0,
             dcp_enabled=dcp_size > 1,
