@@ -91,13 +91,13 @@ def run(release: str, root: Path, edits: int, nodes: dict[str, str]) -> dict[str
 def test_applies_and_comes_off_byte_for_byte(release, tmp_path):
     root = linked_copy(releases.tree(release), tmp_path / "tree")
     found, before = tree.find(root), snapshot(root)
-    quiet = {"dry_run": False, "wait_s": 5, "say": lambda text: None}
-    made = actions.apply(STACK, found, **quiet)
+    quiet = {"wait_s": 5, "say": lambda text: None}
+    made = actions.apply(STACK, found, dry_run=False, **quiet)
     for pr in made.prs:
         for path in (p for p in pr.steps if p.endswith(".py")):
             compile(found.path(path).read_bytes(), path, "exec")
     assert snapshot(root) != before
-    actions.revert(found, **quiet)
+    actions.revert(STACK, found, **quiet)
     after = {p: seen for p, seen in snapshot(root).items() if not p.startswith("sglang/.kvgeom")}
     assert after == before
 
@@ -108,8 +108,8 @@ def test_the_left_out_tests_exist():
 
 @pytest.mark.parametrize("release", OLDER)
 def test_green_with_the_stack_red_without(release, tmp_path):
-    """Two trees at a time: all edits; no edits; and those of the first PR, which the later PRs'
-    tests need to say what they themselves lack."""
+    """Three trees, two at a time: all edits, no edits, and those of the first PR, which the tests
+    of the later ones need to say what they themselves lack."""
     green = runnable(release, *PRS)
     red = {name: green[name] for name in RED}
     first = node_ids(PRS[0])

@@ -114,6 +114,7 @@ class DecodeLoop:
     def _fill_scheduler(self, context_len: int) -> None:
         info, mock = self._worker_info(context_len), MagicMock()
         self.scheduler.__dict__.update(
+            server_args=get_server_args(),
             max_total_num_tokens=info[0],
             max_req_len=info[4],
             max_req_input_len=info[5],
