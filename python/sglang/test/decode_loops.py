@@ -244,6 +244,7 @@ class DecodeLoop:
             next_token_ids=torch.zeros(num_reqs * stride, dtype=torch.int64),
             accept_lens=torch.full((num_reqs,), self.accept, dtype=torch.int32),
             speculative_output_stride=stride,
+            speculative_num_draft_tokens=stride,
             num_non_draft_tokens_per_req=(
                 2 if get_spec().speculative_algorithm == "UNO" else 1
             ),
