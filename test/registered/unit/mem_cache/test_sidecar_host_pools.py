@@ -2,7 +2,6 @@
 
 import itertools
 import unittest
-from importlib.util import find_spec
 
 from sglang.test.test_utils import CustomTestCase, maybe_stub_sgl_kernel
 
@@ -15,7 +14,6 @@ from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler as assembler
 from sglang.test import test_utils
 from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.host_pools import (
-    HAS_SIDECARS,
     cpu_host_pools,
     dsa,
     mla_host_pool,
@@ -38,15 +36,8 @@ from sglang.test.host_round_trips import (
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 
 DCP_SIZES = (1, 2, 4, 8)
-HAS_SWA_FULL = hasattr(assembler, "_mtp_swa_sidecar_specs")
-HAS_INDEX_PAGES = hasattr(dsa, "make_dsa_indexer_pool_decl")
-HAS_SHARDED_HOST = (
-    find_spec("sglang.srt.mem_cache.pool_host.page_interleave") is not None
-)
-HAS_AUTO_SIZE = find_spec("sglang.srt.mem_cache.hicache_auto_size") is not None
 
 
-@unittest.skipUnless(HAS_SIDECARS, "no SWA sidecars here")
 class TestSWASidecars(RoundTrip):
     def test_a_window_draft_follows_the_windows_slots(self):
         """An SWA allocator does not widen; an MLA target still shards its rows."""
@@ -90,7 +81,6 @@ class TestSWASidecars(RoundTrip):
                 rows=torch.arange(1, PAGES),
             )
 
-    @unittest.skipUnless(HAS_SWA_FULL, "no SWA draft with full locs here")
     def test_a_window_draft_with_full_locs_follows_the_full_slots(self):
         for page_size, dcp_size in itertools.product((8, 16), DCP_SIZES):
             with (
@@ -116,7 +106,6 @@ class TestSWASidecars(RoundTrip):
                 )
 
 
-@unittest.skipUnless(HAS_INDEX_PAGES, "index keys are not replicated under DCP here")
 class TestIndexerSidecars(RoundTrip):
     def check_index(self, anchor, sidecar, pool, locs):
         rows = locs[:: pool.page_size] // pool.page_size
@@ -152,7 +141,6 @@ class TestIndexerSidecars(RoundTrip):
                 locs = drain(allocator)
                 self.check_index(host, pools[PoolName.DRAFT_INDEXER], draft, locs)
 
-    @unittest.skipUnless(HAS_SHARDED_HOST, "no page-interleaved host pool here")
     def test_a_page_interleaved_targets_index_keys_keep_its_rows(self):
         from sglang.srt.mem_cache.page_interleave import (
             PageInterleavePlacement,
@@ -187,7 +175,6 @@ class TestIndexerSidecars(RoundTrip):
             self.assertEqual(len(tree.sidecar_pool_specs), 1)
 
 
-@unittest.skipUnless(HAS_AUTO_SIZE, "host pools do not size themselves here")
 class TestAutoSize(CustomTestCase):
     def test_counts_the_rows_that_the_sidecar_has(self):
         from sglang.srt.mem_cache.hicache_auto_size import _draft_bytes
