@@ -8,7 +8,8 @@ import types
 import typing
 from dataclasses import dataclass, field
 
-FAULTS = ("draft-page", "no-assertion")
+FAULTS = ("draft-page", "no-assertion", "draft-host-pool")
+ALGORITHMS = ("STANDALONE", "DSPARK")
 DEVICES = ("cpu", "cuda")  # cuda has never been run
 
 
@@ -63,6 +64,7 @@ class EngineSpec(_Json):
     tp: int = 8
     dcp: int = 8
     draft: bool = True
+    algorithm: str = "STANDALONE"
     page: int | None = None
     steps: int = 3
     topk: int = 1
@@ -83,6 +85,12 @@ class EngineSpec(_Json):
             raise ValueError(f"pair {self.pair!r}: choose one of {', '.join(PAIR_DEFAULTS)}")
         if self.tp < 1 or self.dcp < 1 or self.tp % self.dcp:
             raise ValueError(f"tp {self.tp} must be a positive multiple of dcp {self.dcp}")
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"algorithm {self.algorithm!r}: choose one of {', '.join(ALGORITHMS)}"
+            )
+        if self.algorithm == "DSPARK" and self.pair != "mla":
+            raise ValueError(f"algorithm DSPARK drafts for pair mla, not {self.pair}")
         if self.device not in DEVICES:
             raise ValueError(f"device {self.device!r}: choose one of {', '.join(DEVICES)}")
         unknown = sorted(set(self.faults) - set(FAULTS))
