@@ -124,6 +124,7 @@ def _serve(engine, spec: EngineSpec) -> list[dict]:
 def _reply(reply: dict) -> dict:
     meta = reply["meta_info"]
     return {
+        "request": meta["id"],
         "tokens": reply["output_ids"],
         "logprobs": [entry[0] for entry in meta["output_token_logprobs"]],
         "accept_length": meta.get("spec_accept_length", 0.0),

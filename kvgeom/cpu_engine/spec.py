@@ -8,7 +8,7 @@ import types
 import typing
 from dataclasses import dataclass, field
 
-FAULTS = ("draft-page", "no-assertion", "draft-host-pool")
+FAULTS = ("draft-page", "no-assertion", "draft-host-pool", "draft-load-back")
 ALGORITHMS = ("STANDALONE", "DSPARK")
 DEVICES = ("cpu", "cuda")  # cuda has never been run
 
@@ -57,7 +57,8 @@ class EngineSpec(_Json):
     `page`, `context`, `max_total_tokens` (scheduled tokens per rank), `max_running` and `prompts`
     default to the pair's own values (`resolved`). With the defaults the requests fill the
     allocator to its last page. `in_turn` sends a prompt when the one before has been answered;
-    `hicache` keeps evicted pages in host pools, twice the size of the device pools.
+    `hicache` keeps evicted pages in host pools, twice the size of the device pools. `algorithm`
+    DSPARK drafts blocks of `draft_tokens` - 1, for pair mla; `steps` and `topk` are STANDALONE's.
     """
 
     pair: str = "mqa"
@@ -203,7 +204,7 @@ class Violation:
     """
 
     rank: int
-    structure: str  # "target" | "draft" | "req_to_token" | "kernel"
+    structure: str  # "target" | "draft" | "target host" | "draft host" | "req_to_token" | "kernel"
     cls: str
     index: int
     limit: int
@@ -230,6 +231,10 @@ class EngineError:
 class EngineReport(_Json):
     """Everything one run showed.
 
+    `drafted`: the blocks that a DSPARK draft proposed, by prompt and round. `draft_rows`: a digest of
+    the draft's cache rows of the prompt's whole allocator pages when its request was finished, by
+    prompt and rank.
+
     `idle_ranks` passed SGLang's idle memory check after the last request.
 
     `host_rows`: rows that rank 0 copied between device and host pools, a row once per buffer, by
@@ -243,6 +248,8 @@ class EngineReport(_Json):
     logprobs: list[list[float]] = field(default_factory=list)
     accept_lengths: list[float] = field(default_factory=list)
     cached_tokens: list[int] = field(default_factory=list)
+    drafted: list[list[list[int]]] = field(default_factory=list)
+    draft_rows: list[list[str]] = field(default_factory=list)
     peak_token_usage: float = 0.0
     max_req_to_token_end: int = 0
     idle_ranks: list[int] = field(default_factory=list)
