@@ -91,9 +91,7 @@ class Watch:
         name = self.buffers.get((targets if back else sources)[0].data_ptr(), "unknown")
         if self.rank == 0:
             way = "back" if back else "out"
-            self.report(
-                "transfer", way=f"{name} {way}", rows=source_rows.numel() * len(targets)
-            )
+            self.report("transfer", way=f"{name} {way}", rows=source_rows.numel() * len(targets))
         if self.strict:
             self._host(name, *((sources, source_rows) if back else (targets, target_rows)))
 

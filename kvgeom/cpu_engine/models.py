@@ -84,6 +84,7 @@ _DSPARK_DRAFT = {
 # Tensor cores take no heads of 8, and the MLA kernels only the published widths.
 _CUDA_WIDTHS = {
     "llama": {"head_dim": 64},
+    "qwen3": {"head_dim": 64},
     "deepseek_v2": {
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,

@@ -58,7 +58,8 @@ class EngineSpec(_Json):
     default to the pair's own values (`resolved`). With the defaults the requests fill the
     allocator to its last page. `in_turn` sends a prompt when the one before has been answered;
     `hicache` keeps evicted pages in host pools, twice the size of the device pools. `algorithm`
-    DSPARK drafts blocks of `draft_tokens` - 1, for pair mla; `steps` and `topk` are STANDALONE's.
+    DSPARK drafts for pair mla, a block of 3 at once (so `draft_tokens` is 4), without `steps` and
+    `topk`; it is the one that SGLang admits with hicache at dcp > 1.
     """
 
     pair: str = "mqa"
@@ -87,9 +88,7 @@ class EngineSpec(_Json):
         if self.tp < 1 or self.dcp < 1 or self.tp % self.dcp:
             raise ValueError(f"tp {self.tp} must be a positive multiple of dcp {self.dcp}")
         if self.algorithm not in ALGORITHMS:
-            raise ValueError(
-                f"algorithm {self.algorithm!r}: choose one of {', '.join(ALGORITHMS)}"
-            )
+            raise ValueError(f"algorithm {self.algorithm!r}: choose one of {', '.join(ALGORITHMS)}")
         if self.algorithm == "DSPARK" and self.pair != "mla":
             raise ValueError(f"algorithm DSPARK drafts for pair mla, not {self.pair}")
         if self.device not in DEVICES:
@@ -231,9 +230,9 @@ class EngineError:
 class EngineReport(_Json):
     """Everything one run showed.
 
-    `drafted`: the blocks that a DSPARK draft proposed, by prompt and round. `draft_rows`: a digest of
-    the draft's cache rows of the prompt's whole allocator pages when its request was finished, by
-    prompt and rank.
+    `drafted`: the blocks that a DSPARK draft proposed, by prompt and round. `draft_rows`: a digest
+    of the draft's cache rows of the prompt's whole allocator pages, taken when its request was
+    finished, by prompt and rank.
 
     `idle_ranks` passed SGLang's idle memory check after the last request.
 
