@@ -46,7 +46,7 @@ def mha_transfers(module: ModuleType) -> None:
 
 @gate(
     "sglang.srt.mem_cache.l2_transfer",
-    why="waits for the stream of a failed copy; a CPU stream has no such wait, and hides the failure",
+    why="waits for the stream of a failed copy; a CPU stream has no wait, which hides the failure",
     expects={
         "torch": None,
         "L2TransferEngine._submission": "self transfers stream transfer_key start_event",
