@@ -83,9 +83,8 @@ def test_tokens_are_the_targets_own(report, cached, tp):
 
 
 def test_the_draft_pool_spans_the_allocator_to_its_last_page(engines):
-    """Two requests at once that fill the loc space of 3 pages of 256."""
-    spec = EngineSpec(pair="mla", algorithm="DSPARK")
-    drafted = engines.run(spec)
+    """Two requests at once on 3 pages of 256; decoding takes the first into the last page."""
+    drafted = engines.run(EngineSpec(pair="mla", algorithm="DSPARK"))
     alone = engines.run(EngineSpec(pair="mla", tp=1, dcp=1, draft=False))
     assert_same_output(drafted, alone)
     assert drafted.peak_token_usage == 1.0 and drafted.idle_ranks == [*range(8)]
