@@ -144,9 +144,11 @@ class _Planner:
             if before is not None and after is not before:
                 steps[file] = (before, after)
         states = [r.state for r in _counted(results)]
-        for path, data in pr.files.items():
+        # A PR that is upstream already has its tests there too.
+        new_files = {} if states and {*states} == {State.UPSTREAM} else pr.files
+        for path, data in new_files.items():
             if pr.live(self.release) and writes(path):
-                states.append(self.new_file(path, data, states, steps))
+                states.append(self.new_file(path, data, steps))
         state = _pr_state(states) if pr.live(self.release) else PrState.ABSENT
         if state is PrState.PARTLY:
             done = [r.edit.id for r in _counted(results) if r.state is State.APPLIED]
@@ -217,7 +219,7 @@ class _Planner:
         lines = source.lines([f.node for f in outcome.sites])
         self.problems.append(FileProblem(edit.file, edit.id, why, lines))
 
-    def new_file(self, path: str, data: bytes, states: list, steps: dict) -> State:
+    def new_file(self, path: str, data: bytes, steps: dict) -> State:
         if path not in self.new:
             self.new[path] = self.read(path)
         have = self.new[path]
@@ -227,8 +229,6 @@ class _Planner:
             return State.TO_APPLY
         if have == data:
             return State.APPLIED
-        if states and set(states) == {State.UPSTREAM}:
-            return State.UPSTREAM
         self.problems.append(FileProblem(path, "", "SGLang has another file of this name"))
         return State.TO_APPLY
 
