@@ -33,7 +33,7 @@ RED = {
     "test_a_row_one_column_short_does_not_boot": ("PageGeometryError not raised", ""),
     "test_names_request_position_row_page_and_reserve": ("PageGeometryError not raised", ""),
     "test_every_algorithm": ("entries of other rows that were overwritten", ""),
-    "test_fa_graph": ("Lists differ: [4, 4] != [0, 0]", ""),
+    "test_fa_graph": ("Lists differ: [", ""),
     "test_triton_draft_indices": ("Lists differ: [((5, 384), 0, 56)] != []", ""),
     "test_verify_mask": ("896 not greater than or equal to 928", ""),
     "test_every_slot_comes_back": ("index 64 is out of bounds", "==0.5.17"),
