@@ -56,7 +56,8 @@ class EngineSpec(_Json):
     `page`, `context`, `max_total_tokens` (scheduled tokens per rank), `max_running` and `prompts`
     default to the pair's own values (`resolved`). With the defaults the requests fill the
     allocator to its last page. `in_turn` sends a prompt when the one before has been answered;
-    `hicache` keeps evicted pages in host pools, twice the size of the device pools.
+    `hicache` keeps evicted pages in host pools, twice the size of the device pools. `scenario`
+    names a function of the tree's `dcp_draft_geometry_kit`, which is run in place of the prompts.
     """
 
     pair: str = "mqa"
@@ -76,6 +77,7 @@ class EngineSpec(_Json):
     max_new_tokens: int | None = None
     in_turn: bool = False
     hicache: bool = False
+    scenario: str | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
