@@ -53,11 +53,12 @@ def decode(kind, value):
 class EngineSpec(_Json):
     """One engine to boot and the requests to send it.
 
+    `scenario` names a function of the tree's `dcp_draft_geometry_kit`, run instead of the prompts.
+
     `page`, `context`, `max_total_tokens` (scheduled tokens per rank), `max_running` and `prompts`
     default to the pair's own values (`resolved`). With the defaults the requests fill the
     allocator to its last page. `in_turn` sends a prompt when the one before has been answered;
-    `hicache` keeps evicted pages in host pools, twice the size of the device pools. `scenario`
-    names a function of the tree's `dcp_draft_geometry_kit`, which is run in place of the prompts.
+    `hicache` keeps evicted pages in host pools, twice the size of the device pools.
     """
 
     pair: str = "mqa"
