@@ -11,12 +11,8 @@ from sglang.test.test_utils import maybe_stub_sgl_kernel, published_topology
 
 maybe_stub_sgl_kernel()
 
-from sglang.test.kv_cache_families import (
-    FAMILIES,
-    TINY_LLAMA,
-    draft_configurator,
-    write_config,
-)
+from sglang.test.draft_configurator import TINY_LLAMA, draft_configurator, write_config
+from sglang.test.kv_cache_families import FAMILIES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DCP, PAGE, SIZE = map(int, sys.argv[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,12 @@ from kvgeom.cpu_engine import EngineSetupError, EngineSpec, gates, models
         ({"pair": "gqa"}, "pair 'gqa': choose one of mqa, mla"),
         ({"tp": 4, "dcp": 8}, "tp 4 must be a positive multiple of dcp 8"),
         ({"tp": 0}, "tp 0 must be"),
-        ({"faults": ("none",)}, "fault none: choose from draft-page, no-assertion"),
+        (
+            {"faults": ("none",)},
+            "fault none: choose from draft-page, no-assertion, draft-host-pool",
+        ),
+        ({"algorithm": "EAGLE"}, "algorithm 'EAGLE': choose one of STANDALONE, DSPARK"),
+        ({"algorithm": "DSPARK"}, "algorithm DSPARK drafts for pair mla, not mqa"),
     ],
 )
 def test_wrong_specs_say_what_is_wrong(wrong, message):
@@ -84,22 +90,30 @@ def test_a_flag_is_only_different_inside_the_function():
 
 
 def test_an_answer_is_only_different_for_the_function_named():
-    module = module_of(question=lambda: False)
-    module.special = lambda: module.question()
-    module.other = lambda: module.question()
+    module = module_of(question=lambda given: given)
+    module.special = lambda: module.question(0)
+    module.other = lambda: module.question(given=0)
     gates.answer_to(module, "question", ["special"], lambda own: not own)
-    assert (module.special(), module.other(), module.question()) == (True, False, False)
+    assert (module.special(), module.other(), module.question(0)) == (True, 0, 0)
 
 
-@pytest.mark.parametrize("pair", ["mqa", "mla"])
-def test_models_are_made_once_and_are_the_same_every_time(tmp_path, monkeypatch, pair):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "kind", [("mqa", "STANDALONE"), ("mla", "STANDALONE"), ("mla", "DSPARK")], ids="-".join
+)
+def test_models_are_made_once_and_are_the_same_every_time(tmp_path, monkeypatch, kind, device):
+    pair, algorithm = kind
+
+    def make() -> tuple[Path, Path]:
+        return models.target_and_draft(pair, device, algorithm)
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
-    first = models.target_and_draft(pair)
+    first = make()
     stamps = [(folder / "model.safetensors").stat().st_mtime_ns for folder in first]
-    assert models.target_and_draft(pair) == first
+    assert make() == first
     assert [(f / "model.safetensors").stat().st_mtime_ns for f in first] == stamps
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
-    for one, other in zip(first, models.target_and_draft(pair), strict=True):
+    for one, other in zip(first, make(), strict=True):
         assert one.name == other.name
         for name in ("config.json", "model.safetensors"):
             assert (one / name).read_bytes() == (other / name).read_bytes()

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -448,9 +447,7 @@ def test_a_real_release(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert fetch("0.5.17") == ["fetched"] * 3
     assert str(tree.find(releases.tree("0.5.17")).release) == "0.5.17"
-    started = time.monotonic()
     assert fetch("0.5.17") == ["in place"] * 3
-    assert time.monotonic() - started < 10
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
-"""Watches every write into KV pools and req_to_token, and in bounds mode those of Triton kernels.
+"""Watches every write into KV pools and req_to_token, and in bounds mode those of Triton kernels
+and the rows of host pools.
 
 Strict (bounds mode): a write past the end is reported and stopped before it is made. Otherwise it
 goes where it would go on a GPU, past the end of its tensor: each pool buffer is followed by guard
-rows, so that neither the write nor a later read of it leaves memory that this process owns.
+rows, so that neither the write nor a later read of it leaves memory that this process owns. (Host
+pools have none: there torch refuses the index.)
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class Watch:
         self.row_end = 0
         self.names: dict[int, str] = {}
         self.buffers: dict[int, str] = {}  # address of a device pool's buffer -> whose it is
+        self.host_classes: dict[str, str] = {}
         self.allocator_page = 1
         # No allocator of this spec hands out a loc at or past this one.
         self.reach = (spec.max_total_tokens + 2 * spec.page) * spec.dcp
@@ -79,14 +82,31 @@ class Watch:
                 self.names[id(runner.token_to_kv_pool)] = name
                 for buffer in geometry.pool_buffers(runner.token_to_kv_pool):
                     self.buffers[buffer.data_ptr()] = name
+        for key, pool in geometry.host_pools(scheduler).items():
+            self.host_classes["target" if key == "kv" else key] = type(pool).__name__
 
-    def transfer(self, sources: list, targets: list, rows: int) -> None:
-        """Rows go between device and host pools."""
+    def transfer(self, sources: list, targets: list, source_rows, target_rows) -> None:
+        """Rows go between device and host pools, the same ones in every buffer."""
+        back = targets[0].data_ptr() in self.buffers
+        name = self.buffers.get((targets if back else sources)[0].data_ptr(), "unknown")
         if self.rank == 0:
-            back = targets[0].data_ptr() in self.buffers
-            name = self.buffers.get((targets if back else sources)[0].data_ptr(), "unknown")
             way = "back" if back else "out"
-            self.report("transfer", way=f"{name} {way}", rows=rows * len(targets))
+            self.report("transfer", way=f"{name} {way}", rows=source_rows.numel() * len(targets))
+        if self.strict:
+            self._host(name, *((sources, source_rows) if back else (targets, target_rows)))
+
+    def _host(self, name: str, buffers: list, rows: torch.Tensor) -> None:
+        limit = min(buffer.shape[0] for buffer in buffers)
+        bad = rows[(rows < 0) | (rows >= limit)]
+        if bad.numel():
+            index = int(bad[0])
+            self._stop(
+                f"{name} host pool: row {index} of {limit}",
+                structure=f"{name} host",
+                cls=self.host_classes.get(name, "unknown"),
+                index=index,
+                limit=limit,
+            )
 
     # req_to_token
 

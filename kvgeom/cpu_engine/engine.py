@@ -21,7 +21,7 @@ BACKENDS = {
 
 def server_arguments(spec: EngineSpec) -> dict:
     """ServerArgs of a resolved spec. Everything not named here is SGLang's default."""
-    target, draft = models.target_and_draft(spec.pair, spec.device)
+    target, draft = models.target_and_draft(spec.pair, spec.device, spec.algorithm)
     arguments = {
         "model_path": str(target),
         "device": spec.device,
@@ -53,13 +53,16 @@ def server_arguments(spec: EngineSpec) -> dict:
         arguments["load_snapshot_publish_interval"] = 1
     if spec.draft:
         arguments |= {
-            "speculative_algorithm": "STANDALONE",
+            "speculative_algorithm": spec.algorithm,
             "speculative_draft_model_path": str(draft),
             "speculative_draft_attention_backend": "triton",
-            "speculative_num_steps": spec.steps,
-            "speculative_eagle_topk": spec.topk,
             "speculative_num_draft_tokens": spec.draft_tokens,
         }
+        if spec.algorithm != "DSPARK":  # one step of one block, by its own rule
+            arguments |= {
+                "speculative_num_steps": spec.steps,
+                "speculative_eagle_topk": spec.topk,
+            }
     return arguments
 
 
@@ -152,6 +155,7 @@ def _serve(engine, spec: EngineSpec) -> list[dict]:
 def _reply(reply: dict) -> dict:
     meta = reply["meta_info"]
     return {
+        "request": meta["id"],
         "tokens": reply["output_ids"],
         "logprobs": [entry[0] for entry in meta["output_token_logprobs"]],
         "accept_length": meta.get("spec_accept_length", 0.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from kvgeom.cpu_engine.gates import View
 from kvgeom.cpu_engine.spec import EngineSetupError
 
 
@@ -38,7 +39,49 @@ def _without_assertion() -> None:
     setattr(module, function, lambda *args, **kwargs: None)
 
 
-_FAULTS = {"draft-page": _scheduled_draft_page, "no-assertion": _without_assertion}
+def _physical_draft_host_pool() -> None:
+    """Size the draft's host pool from this rank's rows of the target's, as 0.5.17 does.
+
+    To whole pages of the draft, and one more, as pools made from a ratio are rounded.
+    """
+    from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler
+
+    build = getattr(hybrid_pool_assembler, "build_full_draft_pools", None)
+    if not callable(build):
+        raise EngineSetupError(
+            "fault draft-host-pool: hybrid_pool_assembler.build_full_draft_pools does not exist"
+        )
+
+    def build_full_draft_pools(*, draft_kv_pool, tree_cache):
+        controller = tree_cache.cache_controller
+        group = controller.mem_pool_host
+        rows = (group.size // controller.page_size + 1) * controller.page_size
+        physical = View(group, logical_size=rows)
+        return build(
+            draft_kv_pool=draft_kv_pool,
+            tree_cache=View(tree_cache, cache_controller=View(controller, mem_pool_host=physical)),
+        )
+
+    hybrid_pool_assembler.build_full_draft_pools = build_full_draft_pools
+
+
+def _without_draft_load_back() -> None:
+    """Leave a draft's evicted rows on the host. MHA host pools are the draft's in pair mla."""
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+    if "load_to_device_per_layer" not in vars(MHATokenToKVPoolHost):
+        raise EngineSetupError(
+            "fault draft-load-back: MHATokenToKVPoolHost.load_to_device_per_layer does not exist"
+        )
+    MHATokenToKVPoolHost.load_to_device_per_layer = lambda *args, **kwargs: None
+
+
+_FAULTS = {
+    "draft-page": _scheduled_draft_page,
+    "no-assertion": _without_assertion,
+    "draft-host-pool": _physical_draft_host_pool,
+    "draft-load-back": _without_draft_load_back,
+}
 
 
 def inject(names: tuple[str, ...]) -> None:

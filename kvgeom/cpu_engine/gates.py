@@ -99,12 +99,12 @@ def answer_inside(owner, function: str, module: ModuleType, **flags) -> None:
 
 
 def answer_to(module: ModuleType, question: str, asked_by: list[str], answer) -> None:
-    """`module.question()` gives answer(its own answer) to the functions named in asked_by."""
+    """`module.question(...)` gives answer(its own answer) to the functions named in asked_by."""
     ask = getattr(module, question)
     askers = {getattr(module, name).__code__ for name in asked_by}
 
-    def asked():
-        own = ask()
+    def asked(*args, **kwargs):
+        own = ask(*args, **kwargs)
         return answer(own) if sys._getframe(1).f_code in askers else own
 
     setattr(module, question, asked)
@@ -164,6 +164,7 @@ class _GateFinder(importlib.abc.MetaPathFinder):
 def install(release: str) -> None:
     """Arm every gate; raises EngineSetupError where a gated module was imported before."""
     from kvgeom.cpu_engine import (  # noqa: F401  register gates
+        dspark_gates,
         hicache_gates,
         interpreter,
         mla_gates,

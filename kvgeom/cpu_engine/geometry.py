@@ -49,7 +49,7 @@ def _pool(runner, *, is_draft: bool) -> PoolGeometry:
     )
 
 
-def _host_pools(scheduler) -> dict:
+def host_pools(scheduler) -> dict:
     """The host pools of HiCache by name; empty without it."""
     from sglang.srt.runtime_context import get_memory
 
@@ -74,7 +74,7 @@ def rank_geometry(scheduler, rank: int) -> RankGeometry:
     draft = draft_runner(scheduler)
     allocator = target.token_to_kv_pool_allocator
     table = target.req_to_token_pool.req_to_token
-    parallel, hosts = get_parallel(), _host_pools(scheduler)
+    parallel, hosts = get_parallel(), host_pools(scheduler)
     return RankGeometry(
         rank=rank,
         dcp_rank=parallel.attn_dcp_rank,

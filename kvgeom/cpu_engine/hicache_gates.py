@@ -42,3 +42,15 @@ def mla_transfers(module: ModuleType) -> None:
 )
 def mha_transfers(module: ModuleType) -> None:
     module.transfer_kv_direct = kernels.transfer_kv_direct
+
+
+@gate(
+    "sglang.srt.mem_cache.l2_transfer",
+    why="waits for the stream of a failed copy; a CPU stream has no wait, which hides the failure",
+    expects={
+        "torch": None,
+        "L2TransferEngine._submission": "self transfers stream transfer_key start_event",
+    },
+)
+def failed_transfers_say_why(module: ModuleType) -> None:
+    module.torch.cpu.Stream.synchronize = lambda self: None

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-# Called with (source buffers, target buffers, rows) before rows go between device and host.
-on_transfer: Callable[[list[torch.Tensor], list[torch.Tensor], int], None] | None = None
+# Called with (source buffers, target buffers, source rows, target rows) before rows go between
+# device and host; bounds mode raises in it.
+on_transfer: Callable[[list, list, torch.Tensor, torch.Tensor], None] | None = None
 # Called before each row write with (req_to_token, row, start, end); bounds mode raises in it.
 on_row_write: Callable[[torch.Tensor, int, int, int], None] | None = None
 
@@ -95,7 +96,7 @@ def copy_all_layer_kv_cache_cpu(data_ptrs, strides, tgt_loc, src_loc) -> None:
 def transfer_kv_direct(src_layers, dst_layers, src_indices, dst_indices, page_size) -> None:
     """Rows src_indices of each source layer go to dst_indices; both list whole pages in order."""
     if on_transfer is not None:
-        on_transfer(src_layers, dst_layers, src_indices.numel())
+        on_transfer(src_layers, dst_layers, src_indices, dst_indices)
     for source, target in zip(src_layers, dst_layers, strict=True):
         target[dst_indices] = source[src_indices]
 

@@ -68,9 +68,23 @@ _MLA = {
         "mscale_all_dim": 1.0,
     },
 }
+# Drafts `block_size` tokens at once from the hidden states that the first target layer gives;
+# embedding and head are the target's.
+_DSPARK_DRAFT = {
+    **_MHA_DRAFT,
+    "architectures": ["Qwen3DSparkModel"],
+    "model_type": "qwen3",
+    "block_size": 3,
+    "markov_rank": 16,
+    "markov_head_type": "vanilla",
+    "mask_token_id": VOCAB - 1,
+    "num_target_layers": 2,
+    "target_layer_ids": [0],
+}
 # Tensor cores take no heads of 8, and the MLA kernels only the published widths.
 _CUDA_WIDTHS = {
     "llama": {"head_dim": 64},
+    "qwen3": {"head_dim": 64},
     "deepseek_v2": {
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
@@ -85,7 +99,7 @@ PAIRS = {"mqa": (_MQA, _MQA, 0.01), "mla": (_MLA, _MHA_DRAFT, None)}
 
 def _attention_shapes(config: dict) -> dict[str, tuple[int, int]]:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    if config["model_type"] == "llama":
+    if config["model_type"] != "deepseek_v2":
         dim, kv = config["head_dim"], config["num_key_value_heads"]
         return {
             "q_proj": (heads * dim, hidden),
@@ -107,9 +121,11 @@ def _attention_shapes(config: dict) -> dict[str, tuple[int, int]]:
 def _norms(config: dict) -> dict[str, int]:
     norms = {"input_layernorm": config["hidden_size"]}
     norms["post_attention_layernorm"] = config["hidden_size"]
-    if config["model_type"] != "llama":
+    if config["model_type"] == "deepseek_v2":
         norms["self_attn.q_a_layernorm"] = config["q_lora_rank"]
         norms["self_attn.kv_a_layernorm"] = config["kv_lora_rank"]
+    if config["model_type"] == "qwen3":
+        norms["self_attn.q_norm"] = norms["self_attn.k_norm"] = config["head_dim"]
     return norms
 
 
@@ -125,14 +141,26 @@ def _weights(config: dict, seed: int, noise: float | None):
         return weight + torch.randn(*shape, generator=other) * noise if noise else weight
 
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    weights = {
-        "model.embed_tokens.weight": random(config["vocab_size"], hidden),
-        "lm_head.weight": random(config["vocab_size"], hidden),
-        "model.norm.weight": torch.ones(hidden),
-    }
+    vocab = config["vocab_size"]
+    if "markov_rank" in config:
+        rank, prefix = config["markov_rank"], ""
+        weights = {
+            "fc.weight": random(hidden, len(config["target_layer_ids"]) * hidden),
+            "hidden_norm.weight": torch.ones(hidden),
+            "norm.weight": torch.ones(hidden),
+            "markov_head.markov_w1.weight": random(vocab, rank),
+            "markov_head.markov_w2.weight": random(vocab, rank),
+        }
+    else:
+        prefix = "model."
+        weights = {
+            "model.embed_tokens.weight": random(vocab, hidden),
+            "lm_head.weight": random(vocab, hidden),
+            "model.norm.weight": torch.ones(hidden),
+        }
     mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
+        at = f"{prefix}layers.{layer}."
         for name, shape in _attention_shapes(config).items():
             weights[f"{at}self_attn.{name}.weight"] = random(*shape)
         for name, shape in mlp.items():
@@ -170,13 +198,18 @@ def _make(name: str, config: dict, seed: int, noise: float | None) -> Path:
     return folder
 
 
-def target_and_draft(pair: str, device: str = "cpu") -> tuple[Path, Path]:
+def target_and_draft(
+    pair: str, device: str = "cpu", algorithm: str = "STANDALONE"
+) -> tuple[Path, Path]:
     """Folders of the pair's target and draft, made now where they are missing. Needs torch."""
     target, draft, noise = PAIRS[pair]
+    name = f"{pair}-draft"
+    if algorithm == "DSPARK":
+        draft, noise, name = _DSPARK_DRAFT, None, f"{pair}-dspark"
     same = noise is not None
     if device == "cuda":
         target, draft = ({**c, **_CUDA_WIDTHS[c["model_type"]]} for c in (target, draft))
     return (
         _make(f"{pair}-target", target, 0, None),
-        _make(f"{pair}-draft", draft, 0 if same else 7, noise),
+        _make(name, draft, 0 if same else 7, noise),
     )

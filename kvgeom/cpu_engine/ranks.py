@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from kvgeom.cpu_engine import faults
+from kvgeom.cpu_engine import faults, probes
 from kvgeom.cpu_engine.bounds import Watch
 from kvgeom.cpu_engine.channel import Channel
 from kvgeom.cpu_engine.geometry import rank_geometry
@@ -19,6 +19,8 @@ def run_rank(spec: EngineSpec, channel: Channel, server_args, port_args, gpu_id,
     watch = Watch(spec, tp_rank, channel.send, lambda end: channel.send("row_end", end=end))
     try:
         watch.install()
+        if spec.draft and spec.algorithm == "DSPARK" and tp_rank == 0:
+            probes.watch_dspark_blocks(channel.send)
         faults.inject(spec.faults)
     except Exception as error:
         channel.error("boot", error, tp_rank)
@@ -36,6 +38,7 @@ def _watched(base, watch: Watch, channel: Channel, rank: int):
             try:
                 super().__init__(*args, **kwargs)
                 watch.name_pools(self)
+                self._draft_rows = probes.DraftRows(self, rank, channel.send)
                 geometry = rank_geometry(self, rank)
             except Exception as error:
                 channel.error("boot", error, rank)
@@ -73,7 +76,9 @@ def _watched(base, watch: Watch, channel: Channel, rank: int):
             if not self._to_check:
                 self._to_check = True
                 channel.send("busy", rank=rank)
+            running = self._draft_rows.running(reqs)
             super().process_batch_result(batch, result)
+            self._draft_rows.report_finished(running)
             if rank == 0:
                 self._token_counts.update({req.rid: len(req.output_ids) for req in reqs})
                 channel.send("tokens", count=sum(self._token_counts.values()))

@@ -135,6 +135,8 @@ class _Fold:
     def __init__(self, report: EngineReport, on_event: OnEvent):
         self.report, self.on_event = report, on_event
         self.stage = "boot"
+        self.drafted: dict[str, list] = {}  # by request
+        self.draft_rows: dict[str, dict[int, str]] = {}  # by request and rank
         self.total = len(report.spec.prompts) * report.spec.max_new_tokens
 
     def take(self, message: dict) -> None:
@@ -161,6 +163,12 @@ class _Fold:
     def _transfer(self, way: str, rows: int) -> None:
         self.report.host_rows[way] = self.report.host_rows.get(way, 0) + rows
 
+    def _drafted(self, request: str, tokens: list[int]) -> None:
+        self.drafted.setdefault(request, []).append(tokens)
+
+    def _draft_rows(self, request: str, rank: int, digest: str) -> None:
+        self.draft_rows.setdefault(request, {})[rank] = digest
+
     def _busy(self, rank: int) -> None:
         self.report.idle_ranks = [r for r in self.report.idle_ranks if r != rank]
 
@@ -180,6 +188,12 @@ class _Fold:
         report.logprobs = [reply["logprobs"] for reply in replies]
         report.accept_lengths = [reply["accept_length"] for reply in replies]
         report.cached_tokens = [reply["cached_tokens"] for reply in replies]
+        requests = [reply["request"] for reply in replies]
+        report.drafted = [self.drafted.get(request, []) for request in requests]
+        report.draft_rows = [
+            [digest for _, digest in sorted(self.draft_rows.get(request, {}).items())]
+            for request in requests
+        ]
 
     def finish(self, end: dict) -> EngineReport:
         """The report, once the engine is gone."""

@@ -8,7 +8,8 @@ import types
 import typing
 from dataclasses import dataclass, field
 
-FAULTS = ("draft-page", "no-assertion")
+FAULTS = ("draft-page", "no-assertion", "draft-host-pool", "draft-load-back")
+ALGORITHMS = ("STANDALONE", "DSPARK")
 DEVICES = ("cpu", "cuda")  # cuda has never been run
 
 
@@ -58,13 +59,16 @@ class EngineSpec(_Json):
     `page`, `context`, `max_total_tokens` (scheduled tokens per rank), `max_running` and `prompts`
     default to the pair's own values (`resolved`). With the defaults the requests fill the
     allocator to its last page. `in_turn` sends a prompt when the one before has been answered;
-    `hicache` keeps evicted pages in host pools, twice the size of the device pools.
+    `hicache` keeps evicted pages in host pools, twice the size of the device pools. `algorithm`
+    DSPARK drafts for pair mla, a block of 3 at once (so `draft_tokens` is 4), without `steps` and
+    `topk`; it is the one that SGLang admits with hicache at dcp > 1.
     """
 
     pair: str = "mqa"
     tp: int = 8
     dcp: int = 8
     draft: bool = True
+    algorithm: str = "STANDALONE"
     page: int | None = None
     steps: int = 3
     topk: int = 1
@@ -86,6 +90,10 @@ class EngineSpec(_Json):
             raise ValueError(f"pair {self.pair!r}: choose one of {', '.join(PAIR_DEFAULTS)}")
         if self.tp < 1 or self.dcp < 1 or self.tp % self.dcp:
             raise ValueError(f"tp {self.tp} must be a positive multiple of dcp {self.dcp}")
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(f"algorithm {self.algorithm!r}: choose one of {', '.join(ALGORITHMS)}")
+        if self.algorithm == "DSPARK" and self.pair != "mla":
+            raise ValueError(f"algorithm DSPARK drafts for pair mla, not {self.pair}")
         if self.device not in DEVICES:
             raise ValueError(f"device {self.device!r}: choose one of {', '.join(DEVICES)}")
         unknown = sorted(set(self.faults) - set(FAULTS))
@@ -198,7 +206,7 @@ class Violation:
     """
 
     rank: int
-    structure: str  # "target" | "draft" | "req_to_token" | "kernel"
+    structure: str  # "target" | "draft" | "target host" | "draft host" | "req_to_token" | "kernel"
     cls: str
     index: int
     limit: int
@@ -225,6 +233,10 @@ class EngineError:
 class EngineReport(_Json):
     """Everything one run showed.
 
+    `drafted`: the blocks that a DSPARK draft proposed, by prompt and round. `draft_rows`: a digest
+    of the draft's cache rows of the prompt's whole allocator pages, taken when its request was
+    finished, by prompt and rank.
+
     `idle_ranks` passed SGLang's idle memory check after the last request.
 
     `host_rows`: rows that rank 0 copied between device and host pools, a row once per buffer, by
@@ -238,6 +250,8 @@ class EngineReport(_Json):
     logprobs: list[list[float]] = field(default_factory=list)
     accept_lengths: list[float] = field(default_factory=list)
     cached_tokens: list[int] = field(default_factory=list)
+    drafted: list[list[list[int]]] = field(default_factory=list)
+    draft_rows: list[list[str]] = field(default_factory=list)
     peak_token_usage: float = 0.0
     max_req_to_token_end: int = 0
     idle_ranks: list[int] = field(default_factory=list)

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
@@ -26,7 +27,7 @@ from sglang.test.attention_tables import (
 )
 from sglang.test.test_utils import CustomTestCase
 
-BACKENDS = {
+_BACKENDS = {
     "triton": ("triton_backend", "TritonAttnBackend"),
     "triton_draft": ("triton_backend", "TritonMultiStepDraftBackend"),
     "fa": ("flashattention_backend", "FlashAttentionBackend"),
@@ -54,18 +55,34 @@ BACKENDS = {
 }
 
 
-def module(name: str):
+def _module_name(name: str) -> str:
     package = (
         "sglang.srt.hardware_backend.npu.attention"
         if name == "ascend"
         else "sglang.srt.layers.attention"
     )
-    return importlib.import_module(f"{package}.{BACKENDS[name][0]}")
+    return f"{package}.{_BACKENDS[name][0]}"
+
+
+def _exists(module: str) -> bool:
+    with contextlib.suppress(ModuleNotFoundError):  # its package may be absent
+        return importlib.util.find_spec(module) is not None
+    return False
+
+
+# Those that this SGLang has.
+BACKENDS = {
+    name: _BACKENDS[name][1] for name in _BACKENDS if _exists(_module_name(name))
+}
+
+
+def module(name: str):
+    return importlib.import_module(_module_name(name))
 
 
 def build(name: str, m: SimpleNamespace, *args, **kwargs):
     """The real constructor."""
-    return vars(module(name))[BACKENDS[name][1]](m, *args, **kwargs)
+    return vars(module(name))[BACKENDS[name]](m, *args, **kwargs)
 
 
 class _DevicePackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):

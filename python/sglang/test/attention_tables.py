@@ -4,6 +4,7 @@ speculation publishes: real pools and translator, guarded buffers, batches."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -13,16 +14,16 @@ from transformers import LlamaConfig
 
 from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
-from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.mem_cache.memory_pool import (
     MHATokenToKVPool,
     MLATokenToKVPool,
     ReqToTokenPool,
 )
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_server_args, get_spec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.test.test_utils import published_topology
+from sglang.test.kv_cache_families import topology
+from sglang.test.kv_pools import build_with
 
 REQS = 2
 COMPRESS_RATIO = 4
@@ -53,9 +54,10 @@ class Spec(NamedTuple):
 
     @contextlib.contextmanager
     def published(self, page: int, **fields):
-        with published_topology(
-            device="cpu",
-            page_size=page,
+        with topology(
+            1,
+            page,
+            tp_size=1,
             speculative_algorithm="EAGLE",
             speculative_num_steps=self.steps,
             speculative_eagle_topk=self.topk,
@@ -161,15 +163,23 @@ def runner(
         is_multimodal=False,
         linear_attn_registry_result=None,
     )
-    translator = KVIndexTranslator(
-        req_to_token=reqs.req_to_token,
-        token_to_kv_pool_allocator=allocator,
-        token_to_kv_pool=pool,
-        page_size=page,
-        device="cpu",
-        is_draft_worker=draft,
-    )
+    translator = None
+    if importlib.util.find_spec("sglang.srt.mem_cache.kv_index_translator"):
+        from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+
+        translator = build_with(
+            KVIndexTranslator,
+            req_to_token=reqs.req_to_token,
+            token_to_kv_pool_allocator=allocator,
+            token_to_kv_pool=pool,
+            page_size=page,
+            device="cpu",
+            is_draft_worker=draft,
+        )
+    parallel = {"tp_size": 1, "tp_rank": 0, "attn_cp_size": 1}
     return SimpleNamespace(
+        **parallel,
+        ps=SimpleNamespace(**parallel),
         req_to_token_pool=reqs,
         token_to_kv_pool=pool,
         token_to_kv_pool_allocator=allocator,
@@ -190,22 +200,24 @@ def runner(
         prefill_attention_backend_str="",
         decode_attention_backend_str="",
         spec_algorithm=SpeculativeAlgorithm.from_string("EAGLE"),
-        decode_num_tokens_per_req=lambda: (
-            get_server_args().speculative_num_draft_tokens
-        ),
+        decode_num_tokens_per_req=lambda: get_spec().speculative_num_draft_tokens,
         model=torch.nn.Identity(),
         hisparse_coordinator=None,
         use_mla_backend=mla,
     )
 
 
+class Batch(SimpleNamespace):
+    """A forward batch; translators refer to it weakly."""
+
+
 def batch(m: SimpleNamespace, length: int, mode: ForwardMode, **fields):
     """`REQS` requests of that length, without a host copy of the lengths."""
-    spec = get_server_args().speculative_num_draft_tokens
-    topk = get_server_args().speculative_eagle_topk
+    spec = get_spec().speculative_num_draft_tokens
+    topk = get_spec().speculative_eagle_topk
     rows = topk if mode.is_decode() else spec
     lens = torch.full((REQS,), length, dtype=torch.int64)
-    out = SimpleNamespace(
+    out = Batch(
         batch_size=REQS,
         forward_mode=mode,
         req_pool_indices=torch.arange(1, REQS + 1),
@@ -219,6 +231,7 @@ def batch(m: SimpleNamespace, length: int, mode: ForwardMode, **fields):
         encoder_out_cache_loc=None,
         spec_info=SimpleNamespace(
             num_tokens_per_req=spec,
+            draft_token_num=spec,
             custom_mask=None,
             positions=torch.arange(REQS * spec),
             ragged_verify_layout=None,
@@ -236,7 +249,8 @@ def batch(m: SimpleNamespace, length: int, mode: ForwardMode, **fields):
         attn_cp_metadata=None,
     )
     out.__dict__.update(fields)
-    out.kv_loc_plan = m.kv_index_translator.own_plan(out)
+    if hasattr(m.kv_index_translator, "own_plan"):
+        out.kv_loc_plan = m.kv_index_translator.own_plan(out)
     return out
 
 

@@ -6,6 +6,7 @@ and the result processor. Stand-ins: the model, requests' arrival, metrics, outp
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import MagicMock
@@ -20,21 +21,27 @@ from sglang.srt.managers.scheduler_components.batch_result_processor import (
 )
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.runtime_context import get_schedule, get_spec
+from sglang.srt.runtime_context import get_schedule, get_server_args, get_spec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.test.decode_prepare import (
     attach_spec_info,
     guard_rows,
+    kv_holder,
     new_req,
     prefilled_batch,
     tree_cache,
 )
+from sglang.test.kv_pools import build_with
 from sglang.test.row_builders import BUILDERS, MODEL_CONFIG
 
 TOKENS = 4096
 # Which real loop runs; "interleaved" gives every second step to another request's
 # prefill, so that a decode result is processed with nothing in flight.
 LOOPS = ("normal", "overlap", "overlap interleaved", "PD decode overlap")
+
+
+class Idle(Exception):
+    """Ends a loop that has nothing left to run."""
 
 
 class Step(NamedTuple):
@@ -65,13 +72,14 @@ class DecodeLoop:
         self.num_prefills = 0
 
     def run(self) -> list[Step]:
-        if self.loop == "PD decode overlap":
-            self._start_prebuilt()
-            self.scheduler.event_loop_overlap_disagg_decode()
-        elif self.overlap:
-            self.scheduler.event_loop_overlap()
-        else:
-            self.scheduler.event_loop_normal()
+        with contextlib.suppress(Idle):
+            if self.loop == "PD decode overlap":
+                self._start_prebuilt()
+                self.scheduler.event_loop_overlap_disagg_decode()
+            elif self.overlap:
+                self.scheduler.event_loop_overlap()
+            else:
+                self.scheduler.event_loop_normal()
         return self.steps
 
     def _batch(self, reqs) -> ScheduleBatch:
@@ -84,6 +92,9 @@ class DecodeLoop:
         runner = SimpleNamespace(
             effective_logical_max_total_num_tokens=TOKENS,
             logical_max_total_num_tokens=TOKENS,
+            effective_max_total_num_tokens=TOKENS,
+            max_total_num_tokens=TOKENS,
+            dcp_size=1,
             token_to_kv_pool_allocator=self.allocator,
             max_running_requests=4,
             forward_stream=None,
@@ -93,6 +104,7 @@ class DecodeLoop:
         worker = SimpleNamespace(
             model_runner=runner,
             model_config=SimpleNamespace(context_len=context_len),
+            ps=SimpleNamespace(attn_dcp_size=1),
             dllm_algorithm=None,
             random_seed=0,
             device="cpu",
@@ -102,6 +114,7 @@ class DecodeLoop:
     def _fill_scheduler(self, context_len: int) -> None:
         info, mock = self._worker_info(context_len), MagicMock()
         self.scheduler.__dict__.update(
+            server_args=get_server_args(),
             max_total_num_tokens=info[0],
             max_req_len=info[4],
             max_req_input_len=info[5],
@@ -132,6 +145,8 @@ class DecodeLoop:
                 get_spec().speculative_algorithm
             ),
             ingest_requests=lambda: None,
+            request_receiver=mock,
+            process_input_requests=lambda reqs: None,
             get_next_batch_to_run=self._next_batch,
             run_batch=self._run_batch,
             process_batch_result=self._process,
@@ -142,7 +157,9 @@ class DecodeLoop:
 
     def _processor(self) -> SchedulerBatchResultProcessor:
         mock = MagicMock()
-        return SchedulerBatchResultProcessor(
+        return build_with(
+            SchedulerBatchResultProcessor,
+            server_args=get_server_args(),
             is_generation=True,
             disaggregation_mode=DisaggregationMode.NULL,
             enable_overlap=self.overlap,
@@ -164,7 +181,7 @@ class DecodeLoop:
         )
 
     def _stop(self) -> None:
-        self.scheduler.gracefully_exit = True
+        raise Idle
 
     def _process(self, batch, result) -> None:
         if batch.forward_mode.is_extend():
@@ -206,7 +223,7 @@ class DecodeLoop:
             )
         if not running_batch.is_empty():
             attach_spec_info(running_batch)
-            committed = self.req.kv.kv_committed_len
+            committed = kv_holder(self.req).kv_committed_len
             running_batch = self.scheduler.update_running_batch(running_batch)
         if running_batch.is_empty():
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
@@ -221,9 +238,14 @@ class DecodeLoop:
                 next_token_ids=torch.zeros(num_reqs, dtype=torch.int64)
             )
         self.on_device += self.accept
-        return GenerationBatchResult(
-            next_token_ids=torch.zeros(num_reqs * self.accept, dtype=torch.int64),
+        stride = max(self.accept, get_spec().speculative_num_draft_tokens)
+        return build_with(
+            GenerationBatchResult,
+            next_token_ids=torch.zeros(num_reqs * stride, dtype=torch.int64),
             accept_lens=torch.full((num_reqs,), self.accept, dtype=torch.int32),
-            speculative_output_stride=self.accept,
-            num_non_draft_tokens_per_req=2 if batch.spec_algorithm.is_uno() else 1,
+            speculative_output_stride=stride,
+            speculative_num_draft_tokens=stride,
+            num_non_draft_tokens_per_req=(
+                2 if get_spec().speculative_algorithm == "UNO" else 1
+            ),
         )

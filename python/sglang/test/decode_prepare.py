@@ -5,6 +5,9 @@ The row write is a Triton kernel: set TRITON_INTERPRET=1 before triton is import
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
 from array import array
 from functools import cache
 from types import SimpleNamespace
@@ -15,10 +18,6 @@ import torch
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.mem_cache.allocator import BaseTokenToKVPoolAllocator
-from sglang.srt.mem_cache.allocator.unified_hybrid_swa import UnifiedSWAAllocatorBase
-from sglang.srt.mem_cache.allocator.unified_mamba import (
-    UnifiedMambaTokenToKVPoolAllocator,
-)
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
@@ -26,13 +25,25 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_schedule, get_spec
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.speculative import dflash_info_v2, eagle_utils, uno_info
+from sglang.srt.speculative import dflash_info_v2
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import spec_prepare_for_decode
+from sglang.test.kv_cache_families import is_unified
+from sglang.test.kv_pools import build_with
 from sglang.test.row_builders import MODEL_CONFIG
 
 GUARD = -7
+# The modules whose prepare allocates, as far as this SGLang has them.
+PREPARES = tuple(
+    importlib.import_module(name)
+    for name in (
+        "sglang.srt.speculative.dflash_info_v2",
+        "sglang.srt.speculative.eagle_utils",
+        "sglang.srt.speculative.uno_info",
+    )
+    if importlib.util.find_spec(name)
+)
 
 
 def guard_rows(rows: ReqToTokenPool, *, count: int = 8) -> torch.Tensor:
@@ -66,6 +77,11 @@ def new_req(rid: str, input_len: int, *, max_new_tokens: int = 1 << 20) -> Req:
     return Req(rid, "", array("q", [1] * input_len), params, vocab_size=1000)
 
 
+def kv_holder(req: Req):
+    """What has a request's row and its committed length."""
+    return req.kv if hasattr(req.kv, "req_pool_idx") else req
+
+
 def prefilled_batch(
     reqs: list[Req],
     rows: ReqToTokenPool,
@@ -81,7 +97,11 @@ def prefilled_batch(
     )
     for req in reqs:
         req.init_next_round_input(cache)
-        req.extend_end = len(req.full_untruncated_fill_ids)
+        end = len(req.full_untruncated_fill_ids)
+        if hasattr(req, "extend_range"):
+            req.set_extend_range(0, end)
+        else:
+            req.extend_end = end
     batch.prepare_for_extend()
     return batch
 
@@ -94,8 +114,10 @@ def attach_spec_info(batch: ScheduleBatch) -> None:
             torch.device("cpu")
         )
         batch.spec_info.future_indices = torch.arange(num_reqs)
-    elif batch.spec_algorithm.is_uno():
-        batch.spec_info = uno_info.UnoDraftInput(
+    elif get_spec().speculative_algorithm == "UNO":
+        from sglang.srt.speculative.uno_info import UnoDraftInput
+
+        batch.spec_info = UnoDraftInput(
             bonus_tokens=torch.zeros(num_reqs, dtype=torch.int64),
             new_seq_lens=torch.zeros(num_reqs, dtype=torch.int64),
             forward_width=get_spec().speculative_num_draft_tokens,
@@ -108,6 +130,7 @@ def _reqs_at(committed: range) -> list[SimpleNamespace]:
     return [
         SimpleNamespace(
             kv=SimpleNamespace(kv_committed_len=n, kv_allocated_len=n),
+            kv_committed_len=n,
             decode_batch_idx=0,
             sampling_params=SimpleNamespace(top_k=1),
         )
@@ -143,11 +166,9 @@ def allocated_ends(committed: range, *, page_size: int) -> list[int]:
     def record(*args, nxt_kv_lens_cpu, **kwargs):
         ends.extend(nxt_kv_lens_cpu.tolist())
 
-    with (
-        patch.object(eagle_utils, "alloc_for_spec_decode", record),
-        patch.object(dflash_info_v2, "alloc_for_spec_decode", record),
-        patch.object(uno_info, "alloc_for_spec_decode", record),
-    ):
+    with contextlib.ExitStack() as stack:
+        for module in PREPARES:
+            stack.enter_context(patch.object(module, "alloc_for_spec_decode", record))
         spec_prepare_for_decode(batch)
     return ends
 
@@ -177,11 +198,12 @@ def prepare_and_release(
     ends = [req.kv.kv_allocated_len for req in reqs]
     for req, start, end in zip(reqs, committed, ends):
         # A request may change its own columns past its prompt, and nothing else.
-        before[req.kv.req_pool_idx, start:end] = whole[req.kv.req_pool_idx, start:end]
+        row = kv_holder(req).req_pool_idx
+        before[row, start:end] = whole[row, start:end]
     spilled = int((whole != before).sum())
     for req in reqs:
         req.finished_reason = object()
-        release_kv_cache(req, cache, checkpoint=False)
+        build_with(release_kv_cache, req=req, tree_cache=cache, checkpoint=False)
     return Prepared(end=max(ends), spilled=spilled, lost=_num_taken(allocator) - taken)
 
 
@@ -220,9 +242,7 @@ def rebuild_compact_rows(
 
 def _num_taken(allocator: BaseTokenToKVPoolAllocator) -> int:
     """Slots that requests hold, up to a constant."""
-    if isinstance(
-        allocator, (UnifiedMambaTokenToKVPoolAllocator, UnifiedSWAAllocatorBase)
-    ):
+    if is_unified(allocator):
         # Its free count also moves with the states that share its bytes.
         return allocator.full_attn_allocator.allocated_count()
     return -allocator.available_size()

@@ -2,58 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-from typing import Callable, NamedTuple, Optional
+import contextlib
+import importlib.util
+import inspect
+from typing import Callable, Iterator, NamedTuple, Optional
 
 import torch
 
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
-from sglang.srt.configs.model_config import ModelConfig
+import sglang.srt.mem_cache.unified_memory_pool as unified_memory_pool
 from sglang.srt.mem_cache.allocator import (
     BaseTokenToKVPoolAllocator,
     PagedTokenToKVPoolAllocator,
     TokenToKVPoolAllocator,
 )
 from sglang.srt.mem_cache.allocator.hisparse import HiSparseTokenToKVPoolAllocator
-from sglang.srt.mem_cache.allocator.page_interleave import PageInterleavePoolAllocator
 from sglang.srt.mem_cache.allocator.swa import (
     PureSWATokenToKVPoolAllocator,
     SWATokenToKVPoolAllocator,
 )
-from sglang.srt.mem_cache.allocator.unified_hybrid_swa import UnifiedSWAAllocatorBase
-from sglang.srt.mem_cache.allocator.unified_mamba import (
-    UnifiedMambaTokenToKVPoolAllocator,
+from sglang.srt.mem_cache.hisparse_memory_pool import HiSparseDSATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import KVCache, MiniMaxSparseKVPool
+from sglang.srt.runtime_context import get_context, get_parallel
+from sglang.test.kv_pools import (
+    DTYPE,
+    build_with,
+    mamba_params,
+    mha_pool,
+    swa_pool,
 )
-from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
-from sglang.srt.mem_cache.memory_pool import (
-    KVCache,
-    MHATokenToKVPool,
-    MiniMaxSparseKVPool,
-    ReqToTokenPool,
-)
-from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-from sglang.srt.mem_cache.unified_memory_pool import (
-    init_unified_mamba_pools,
-    init_unified_mamba_swa_pools,
-    init_unified_swa_pools,
-)
-from sglang.srt.model_executor.model_runner_components.layer_setup import (
-    ModelLayerInfo,
-)
-from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import (
-    SpecAuxHiddenStateConfig,
-)
-from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig
-from sglang.srt.runtime_context import get_schedule, get_server_args
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-_DTYPE = torch.float32
-_OWNER = {"dtype": _DTYPE, "device": "cpu", "need_sort": False}
+_OWNER = {"dtype": DTYPE, "device": "cpu", "need_sort": False}
 _UNIFIED = {
     "device": "cpu",
-    "kv_cache_dtype": _DTYPE,
+    "kv_cache_dtype": DTYPE,
     "head_num": 1,
     "head_dim": 4,
     "v_head_dim": 4,
@@ -83,46 +64,35 @@ class Family(NamedTuple):
     build: Callable[[int, int, int], tuple[BaseTokenToKVPoolAllocator, KVCache]]
     page_sizes: tuple[int, ...] = (1, 4, 16)
     widens: bool = False
+    # Whether a draft may share the allocator.
+    drafts: bool = True
 
 
-def mha_pool(size: int, page_size: int) -> MHATokenToKVPool:
-    return MHATokenToKVPool(
-        size=size,
-        page_size=page_size,
-        dtype=_DTYPE,
-        head_num=1,
-        head_dim=4,
-        layer_num=1,
-        device="cpu",
-        enable_memory_saver=False,
-    )
-
-
-def swa_pool(size: int, size_swa: int, page_size: int, full_layers=(0,)) -> SWAKVPool:
-    return SWAKVPool(
-        size=size,
-        size_swa=size_swa,
-        page_size=page_size,
-        dtype=_DTYPE,
-        head_num=1,
-        head_dim=4,
-        swa_attention_layer_ids=[1],
-        full_attention_layer_ids=list(full_layers),
-        device="cpu",
-    )
-
-
-def _mamba_params(layers: list[int]) -> Mamba2CacheParams:
-    shape = Mamba2StateShape.create(
-        tp_world_size=1,
-        intermediate_size=8,
-        n_groups=1,
-        num_heads=2,
-        head_dim=4,
-        state_size=4,
-        conv_kernel=4,
-    )
-    return Mamba2CacheParams(shape=shape, layers=layers)
+@contextlib.contextmanager
+def topology(
+    dcp_size: int, page_size: int, *, tp_size: int = 8, **fields
+) -> Iterator[None]:
+    """Publish a server whose decode context is split `dcp_size` ways."""
+    with (
+        get_context().override_server_args(
+            device="cpu",
+            tp_size=tp_size,
+            dcp_size=dcp_size,
+            page_size=page_size,
+            **fields,
+        ),
+        get_parallel().override(
+            tp_size=tp_size,
+            tp_rank=0,
+            attn_tp_size=tp_size,
+            attn_tp_rank=0,
+            attn_cp_size=1,
+            attn_dcp_size=dcp_size,
+            attn_dcp_rank=0,
+            dcp_enabled=dcp_size > 1,
+        ),
+    ):
+        yield
 
 
 def _token(size, page_size, dcp_size):
@@ -159,7 +129,7 @@ def _hisparse(size, page_size, dcp_size):
     pool = MiniMaxSparseKVPool(
         size=size,
         page_size=page_size,
-        dtype=_DTYPE,
+        dtype=DTYPE,
         head_num=1,
         head_dim=4,
         idx_head_dim=4,
@@ -177,8 +147,32 @@ def _hisparse(size, page_size, dcp_size):
     return allocator, pool
 
 
+def _hisparse_dsa(size, page_size, dcp_size):
+    pool = HiSparseDSATokenToKVPool(
+        size=size,
+        page_size=page_size,
+        kv_lora_rank=16,
+        dtype=DTYPE,
+        qk_rope_head_dim=8,
+        layer_num=1,
+        device="cpu",
+        index_head_dim=128,
+        enable_memory_saver=False,
+        kv_cache_dim=24,
+        host_to_device_ratio=3,
+    )
+    allocator = HiSparseTokenToKVPoolAllocator(
+        size, page_size=page_size, kvcache=pool, host_to_device_ratio=3, **_OWNER
+    )
+    return allocator, pool
+
+
 def _page_interleave(size, page_size, dcp_size):
     pool = mha_pool(size, page_size)
+    from sglang.srt.mem_cache.allocator.page_interleave import (
+        PageInterleavePoolAllocator,
+    )
+
     allocator = PageInterleavePoolAllocator(
         size, physical_page_size=page_size, shard_size=3, kvcache=pool, **_OWNER
     )
@@ -186,7 +180,8 @@ def _page_interleave(size, page_size, dcp_size):
 
 
 def _unified_mamba(size, page_size, dcp_size):
-    bundle = init_unified_mamba_pools(
+    bundle = build_with(
+        unified_memory_pool.init_unified_mamba_pools,
         **_UNIFIED,
         **_MAMBA,
         page_size=page_size,
@@ -194,14 +189,15 @@ def _unified_mamba(size, page_size, dcp_size):
         use_mla_backend=False,
         mamba_layer_ids=[1],
         full_attention_layer_ids=[0],
-        mamba2_cache_params=_mamba_params([1]),
+        mamba2_cache_params=mamba_params([1]),
         max_total_num_tokens=size,
     )
     return bundle.token_to_kv_pool_allocator, bundle.token_to_kv_pool
 
 
 def unified_swa(size, page_size, dcp_size, fused_draft=None):
-    bundle = init_unified_swa_pools(
+    bundle = build_with(
+        unified_memory_pool.init_unified_swa_pools,
         **_UNIFIED,
         **_SWA_HEADS,
         fused_draft=fused_draft,
@@ -215,7 +211,8 @@ def unified_swa(size, page_size, dcp_size, fused_draft=None):
 
 
 def _unified_mamba_swa(size, page_size, dcp_size):
-    bundle = init_unified_mamba_swa_pools(
+    bundle = build_with(
+        unified_memory_pool.init_unified_mamba_swa_pools,
         **{**_UNIFIED, "end_layer": 3},
         **_MAMBA,
         **_SWA_HEADS,
@@ -223,7 +220,7 @@ def _unified_mamba_swa(size, page_size, dcp_size):
         swa_attention_layer_ids=[1],
         full_attention_layer_ids=[0],
         mamba_layer_ids=[2],
-        mamba2_cache_params=_mamba_params([2]),
+        mamba2_cache_params=mamba_params([2]),
         full_max_total_num_tokens=size,
         swa_max_total_num_tokens=size,
         sliding_window_size=page_size,
@@ -231,112 +228,40 @@ def _unified_mamba_swa(size, page_size, dcp_size):
     return bundle.token_to_kv_pool_allocator, bundle.token_to_kv_pool
 
 
-def draft_configurator(
-    allocator: BaseTokenToKVPoolAllocator,
-    *,
-    model_path: str,
-    max_total_num_tokens: int,
-    algorithm: str = "EAGLE3",
-    use_mla_backend: bool = False,
-) -> KVCacheConfigurator:
-    """The configurator of a draft runner that shares `allocator`, as a runner
-    builds it; `max_total_num_tokens` is the target's figure, per rank."""
-    return KVCacheConfigurator(
-        device="cpu",
-        gpu_id=0,
-        attn_dp_size=1,
-        pp_size=1,
-        pp_group=None,
-        model=None,
-        model_config=ModelConfig(model_path=model_path),
-        server_args=get_server_args(),
-        kv_cache_dtype=_DTYPE,
-        model_dtype=_DTYPE,
-        page_size=get_schedule().page_size,
-        sliding_window_size=None,
-        spec_algorithm=SpeculativeAlgorithm.from_string(algorithm),
-        is_draft_worker=True,
-        post_capture_kv_active=False,
-        spec_aux_config=SpecAuxHiddenStateConfig(),
-        is_hybrid_swa=False,
-        is_hybrid_swa_compress=False,
-        use_mla_backend=use_mla_backend,
-        layer_info=ModelLayerInfo(start_layer=0, end_layer=1, num_effective_layers=1),
-        forward_stream=None,
-        req_to_token_pool=ReqToTokenPool(
-            size=2, max_context_len=64, device="cpu", enable_memory_saver=False
-        ),
-        token_to_kv_pool_allocator=allocator,
-        memory_pool_config=MemoryPoolConfig(
-            max_total_num_tokens=max_total_num_tokens, max_running_requests=2
-        ),
-    )
+def _families() -> Iterator[Family]:
+    """The families of this SGLang."""
+    yield Family("token", _token, page_sizes=(1,))
+    yield Family("paged", _paged, widens=True)
+    yield Family("swa", _swa)
+    yield Family("pure_swa", _pure_swa, page_sizes=(1,))
+    yield Family("hisparse_dsa", _hisparse_dsa, page_sizes=(64,))
+    if "enable_hisparse" in inspect.signature(MiniMaxSparseKVPool).parameters:
+        yield Family("hisparse", _hisparse)
+    if importlib.util.find_spec("sglang.srt.mem_cache.allocator.page_interleave"):
+        yield Family("page_interleave", _page_interleave)
+    # Unified mamba pools widen since they live among the allocators.
+    at = importlib.util.find_spec("sglang.srt.mem_cache.allocator.unified_mamba")
+    yield Family("unified_mamba", _unified_mamba, widens=at is not None)
+    yield Family("unified_swa", unified_swa, drafts=at is not None)
+    if hasattr(unified_memory_pool, "init_unified_mamba_swa_pools"):
+        yield Family("unified_mamba_swa", _unified_mamba_swa, drafts=at is not None)
 
 
-_TINY = {
-    "hidden_size": 64,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 8,
-    "vocab_size": 32,
-    "max_position_embeddings": 128,
-}
-TINY_LLAMA = {
-    **_TINY,
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_key_value_heads": 1,
-    "head_dim": 4,
-}
-TINY_DSA = {
-    **_TINY,
-    "architectures": ["DeepseekV32ForCausalLM"],
-    "model_type": "deepseek_v32",
-    "num_key_value_heads": 8,
-    "moe_intermediate_size": 16,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 8,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "index_topk": 8,
-    "index_head_dim": 128,
-    "index_n_heads": 4,
-    "rope_theta": 10000.0,
-}
+FAMILIES = tuple(_families())
 
 
-def write_config(config: dict) -> str:
-    """A model folder holding only config.json; the caller removes it."""
-    folder = tempfile.mkdtemp()
-    with open(os.path.join(folder, "config.json"), "w") as file:
-        json.dump(config, file)
-    return folder
+def family(name: str) -> Family:
+    return next(f for f in FAMILIES if f.name == name)
 
 
-FAMILIES = (
-    Family("token", _token, page_sizes=(1,)),
-    Family("paged", _paged, widens=True),
-    Family("swa", _swa),
-    Family("pure_swa", _pure_swa, page_sizes=(1,)),
-    Family("hisparse", _hisparse),
-    Family("page_interleave", _page_interleave),
-    Family("unified_mamba", _unified_mamba, widens=True),
-    Family("unified_swa", unified_swa),
-    Family("unified_mamba_swa", _unified_mamba_swa),
-)
+def is_unified(allocator: BaseTokenToKVPoolAllocator) -> bool:
+    """Whether one byte buffer backs this allocator and others."""
+    return hasattr(allocator, "unified_buffer")
 
 
 def drain(allocator: BaseTokenToKVPoolAllocator) -> set[int]:
     """Every loc that `allocator` can hand out, found by taking pages."""
-    if isinstance(
-        allocator, (UnifiedMambaTokenToKVPoolAllocator, UnifiedSWAAllocatorBase)
-    ):
+    if is_unified(allocator):
         return _cycle(allocator)
     if isinstance(allocator, HiSparseTokenToKVPoolAllocator):
         # Logical locs outnumber device rows, which a host copy would free.
@@ -364,15 +289,12 @@ def _cycle(allocator: BaseTokenToKVPoolAllocator) -> set[int]:
 
 def _take_page(allocator: BaseTokenToKVPoolAllocator) -> Optional[torch.Tensor]:
     page_size = allocator.page_size
-    if isinstance(allocator, PageInterleavePoolAllocator):
-        for start_class in range(allocator.shard_size):
-            page = allocator.alloc_cyclic(start_class, page_size)
-            if page is not None:
-                return page
-        return None
+    lens = torch.tensor([0, page_size], dtype=torch.int64)
+    extend = (lens[:1], lens[:1], lens[1:], lens[1:], torch.tensor([-1]), page_size)
+    if hasattr(allocator, "shard_size"):
+        owners = range(allocator.shard_size)
+        pages = (allocator.alloc_extend(*extend, rotation_bases=[r]) for r in owners)
+        return next((page for page in pages if page is not None), None)
     if isinstance(allocator, SWATokenToKVPoolAllocator) and page_size > 1:
-        lens = torch.tensor([0, page_size], dtype=torch.int64)
-        return allocator.alloc_extend(
-            lens[:1], lens[:1], lens[1:], lens[1:], torch.tensor([-1]), page_size
-        )
+        return allocator.alloc_extend(*extend)
     return allocator.alloc(page_size)

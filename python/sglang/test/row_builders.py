@@ -18,12 +18,13 @@ from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import (
-    get_context,
     get_disagg,
-    get_parallel,
     get_schedule,
+    get_server_args,
 )
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.test.kv_cache_families import topology
+from sglang.test.kv_pools import OnCPU
 
 MODEL_CONFIG = SimpleNamespace(
     is_encoder_decoder=False,
@@ -43,21 +44,24 @@ class Shape(NamedTuple):
     draft_tokens: Optional[int] = None
 
 
+def known(*shapes: Shape) -> list[Shape]:
+    """Those whose algorithm this SGLang has."""
+    names = (None, *SpeculativeAlgorithm.__members__)
+    return [shape for shape in shapes if shape.algorithm in names]
+
+
 @contextlib.contextmanager
 def configured(shape: Shape, *, page_size: int, dcp_size: int = 1) -> Iterator[None]:
     """Publish `shape`, with the pages of one server."""
     fields = {
-        "device": "cpu",
         "attention_backend": "triton",
-        "page_size": page_size,
         "speculative_algorithm": shape.algorithm,
         "speculative_num_steps": shape.steps,
         "speculative_eagle_topk": shape.topk,
         "speculative_num_draft_tokens": shape.draft_tokens,
     }
     with (
-        get_context().override_server_args(**fields),
-        get_parallel().override(attn_dcp_size=dcp_size, dcp_enabled=dcp_size > 1),
+        topology(dcp_size, page_size, tp_size=1, **fields),
         get_schedule().override(max_mamba_cache_size=8),
     ):
         yield
@@ -96,12 +100,16 @@ def target_configurator(
         get_swa_num_kv_heads=lambda *a: 1,
         hf_config=MODEL_CONFIG.hf_config,
         hf_text_config=SimpleNamespace(),
+        swa_attention_layer_ids=[0],
+        full_attention_layer_ids=[1],
     )
     mamba_config = SimpleNamespace(
         mamba2_cache_params=_mamba_params(), full_attention_layer_ids=[1]
     )
     attributes = {
         "device": "cpu",
+        "ps": SimpleNamespace(attn_dp_size=1, pp_size=1),
+        "server_args": get_server_args(),
         "model_config": model_config,
         "mambaish_config": mamba_config if mamba else None,
         "hybrid_gdn_config": None,
@@ -128,8 +136,8 @@ def target_configurator(
         "forward_stream": None,
         "post_capture_kv_active": False,
     }
-    for name, value in attributes.items():
-        setattr(configurator, name, value)
+    for name in attributes.keys() & KVCacheConfigurator.__dataclass_fields__.keys():
+        setattr(configurator, name, attributes[name])
     return configurator
 
 
@@ -176,7 +184,8 @@ def _swa(context_len: int, tokens: int, reqs: int) -> Built:
 
 
 def _mamba(context_len: int, tokens: int, reqs: int) -> Built:
-    return _separate(target_configurator(context_len, mamba=True), tokens, reqs)
+    with OnCPU():
+        return _separate(target_configurator(context_len, mamba=True), tokens, reqs)
 
 
 def _decode(build: Callable[[int, int, int], Built]):
@@ -191,9 +200,10 @@ def _decode(build: Callable[[int, int, int], Built]):
 
 def _unified_mamba(context_len: int, tokens: int, reqs: int) -> Built:
     configurator = target_configurator(context_len, mamba=True, mla=True)
-    bundle = configurator._init_unified_mamba_pools(
-        max_num_reqs=reqs, max_total_num_tokens=tokens
-    )
+    with OnCPU():
+        bundle = configurator._init_unified_mamba_pools(
+            max_num_reqs=reqs, max_total_num_tokens=tokens
+        )
     return bundle.req_to_token_pool, bundle.token_to_kv_pool_allocator
 
 
@@ -208,11 +218,12 @@ def _unified_swa(context_len: int, tokens: int, reqs: int) -> Built:
 
 def _unified_mamba_swa(context_len: int, tokens: int, reqs: int) -> Built:
     configurator = target_configurator(context_len, swa=True, mamba=True)
-    bundle = configurator._init_unified_mamba_swa_pools(
-        max_num_reqs=reqs,
-        full_max_total_num_tokens=tokens,
-        swa_max_total_num_tokens=tokens,
-    )
+    with OnCPU():
+        bundle = configurator._init_unified_mamba_swa_pools(
+            max_num_reqs=reqs,
+            full_max_total_num_tokens=tokens,
+            swa_max_total_num_tokens=tokens,
+        )
     return bundle.req_to_token_pool, bundle.token_to_kv_pool_allocator
 
 
@@ -225,5 +236,6 @@ BUILDERS: dict[str, Callable[[int, int, int], Built]] = {
     "swa": _swa,
     "unified mamba": _unified_mamba,
     "unified swa": _unified_swa,
-    "unified mamba swa": _unified_mamba_swa,
 }
+if hasattr(KVCacheConfigurator, "_init_unified_mamba_swa_pools"):
+    BUILDERS["unified mamba swa"] = _unified_mamba_swa

@@ -15,7 +15,6 @@ from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, KVCache
 from sglang.srt.mem_cache.page_geometry import LocSpace, PageGeometryError
-from sglang.srt.mem_cache.page_interleave_pool import PageInterleaveKVPoolMixin
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_parallel
 
@@ -64,10 +63,7 @@ def _space(
 ) -> LocSpace:
     # A replicated draft is indexed by raw locs, unless its rows live inside the
     # target's buffer or are sharded exactly as the target's.
-    shares_target_rows = pool.requires_physical_write_loc or isinstance(
-        pool, PageInterleaveKVPoolMixin
-    )
-    raw = is_draft_worker and not shares_target_rows
+    raw = is_draft_worker and not pool.shares_target_rows
     return allocator.loc_space if raw else allocator.row_space
 
 

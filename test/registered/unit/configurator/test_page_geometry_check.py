@@ -5,11 +5,7 @@ import itertools
 import shutil
 import unittest
 
-from sglang.test.test_utils import (
-    CustomTestCase,
-    maybe_stub_sgl_kernel,
-    published_topology,
-)
+from sglang.test.test_utils import CustomTestCase, maybe_stub_sgl_kernel
 
 maybe_stub_sgl_kernel()
 
@@ -19,26 +15,21 @@ import torch
 
 from sglang.srt.configurator.page_geometry_check import check_page_geometry
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
-from sglang.srt.mem_cache.layout.fused_draft import (
-    DenseDraftRegion,
-    FusedDraftPlacement,
-)
 from sglang.srt.mem_cache.page_geometry import PageGeometryError
-from sglang.srt.mem_cache.unified_draft_pool import (
-    UnifiedDraftKVPool,
-    UnifiedDraftSWAKVPool,
-)
 from sglang.test.ci.ci_register import register_cpu_ci
-from sglang.test.kv_cache_families import (
-    FAMILIES,
+from sglang.test.draft_configurator import (
     TINY_LLAMA,
     draft_configurator,
-    drain,
-    mha_pool,
-    swa_pool,
-    unified_swa,
     write_config,
 )
+from sglang.test.kv_cache_families import (
+    FAMILIES,
+    drain,
+    family,
+    topology,
+    unified_swa,
+)
+from sglang.test.kv_pools import mha_pool, swa_pool
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 
@@ -51,16 +42,6 @@ CASES = [
     for page_size in fam.page_sizes
     if fam.name not in ("token", "page_interleave") or dcp_size == 1
 ]
-
-
-def topology(dcp_size, page_size):
-    return published_topology(
-        device="cpu", tp_size=8, dcp_size=dcp_size, page_size=page_size
-    )
-
-
-def family(name):
-    return next(f for f in FAMILIES if f.name == name)
 
 
 class TestCheckPageGeometry(CustomTestCase):
@@ -157,6 +138,15 @@ class TestCheckPageGeometry(CustomTestCase):
                 )
 
     def test_a_draft_fused_into_the_targets_buffer_passes(self):
+        from sglang.srt.mem_cache.layout.fused_draft import (
+            DenseDraftRegion,
+            FusedDraftPlacement,
+        )
+        from sglang.srt.mem_cache.unified_draft_pool import (
+            UnifiedDraftKVPool,
+            UnifiedDraftSWAKVPool,
+        )
+
         region = DenseDraftRegion(
             lane_num=1, head_num=1, head_dim=4, store_dtype=torch.float32
         )
@@ -196,10 +186,11 @@ class TestCheckPageGeometry(CustomTestCase):
         )
 
     def test_loc_rows_are_the_buffers_rows(self):
-        for name in ("paged", "page_interleave", "unified_mamba", "unified_swa"):
-            with self.subTest(name), topology(1, 4):
-                _, pool = family(name).build(48, 4, 1)
-                full = pool.full_kv_pool if name.startswith("unified") else pool
+        names = ("paged", "page_interleave", "unified_mamba", "unified_swa")
+        for fam in (f for f in FAMILIES if f.name in names):
+            with self.subTest(fam.name), topology(1, 4):
+                _, pool = fam.build(48, 4, 1)
+                full = pool.full_kv_pool if fam.name.startswith("unified") else pool
                 self.assertEqual(full.loc_rows, full.k_buffer[0].shape[0])
 
 

@@ -10,25 +10,20 @@ from unittest.mock import patch
 # Read when triton is imported: a pool with speculation warms up a Triton copy.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from sglang.test.test_utils import (
-    CustomTestCase,
-    maybe_stub_sgl_kernel,
-    published_topology,
-)
+from sglang.test.test_utils import CustomTestCase, maybe_stub_sgl_kernel
 
 maybe_stub_sgl_kernel()
 
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.page_geometry import PageGeometryError
-from sglang.srt.runtime_context import get_spec
 from sglang.test.ci.ci_register import register_cpu_ci
-from sglang.test.kv_cache_families import (
-    FAMILIES,
+from sglang.test.draft_configurator import (
     TINY_LLAMA,
     draft_configurator,
     write_config,
 )
+from sglang.test.kv_cache_families import FAMILIES, topology
 
 register_cpu_ci(est_time=15, suite="base-a-test-cpu")
 
@@ -55,14 +50,10 @@ class TestReqToTokenCheck(CustomTestCase):
             "speculative_num_steps": 1,
             "speculative_eagle_topk": 1,
             "speculative_num_draft_tokens": BLOCK,
-            "max_speculative_num_draft_tokens": BLOCK,
         }
         with (
             self.subTest(family.name, dcp=dcp_size),
-            published_topology(
-                device="cpu", tp_size=8, dcp_size=dcp_size, page_size=PAGE
-            ),
-            get_spec().override(**spec),
+            topology(dcp_size, PAGE, **spec),
         ):
             allocator, _ = family.build(8 * PAGE, PAGE, dcp_size)
             configurator = draft_configurator(
@@ -76,8 +67,9 @@ class TestReqToTokenCheck(CustomTestCase):
 
     def cases(self):
         for family in FAMILIES:
-            # A page-interleaved draft takes a shard group; a token pool has page 1.
-            if family.name not in ("page_interleave", "token", "pure_swa"):
+            # A page-interleaved draft takes a shard group; others have other pages.
+            own = family.name != "page_interleave" and PAGE in family.page_sizes
+            if own and family.drafts:
                 yield family, 1
                 yield family, 8
 

@@ -60,6 +60,14 @@ class TestDecodeCommitBound(CustomTestCase):
     def test_uno(self):
         self.assert_bounds(*UNO, [(-4, -4), (-5, 0), (-4, -4), (-4, 1)])
 
+    def test_no_loop_passes_the_bound(self):
+        """Whenever a loop drops a finishing request: rows are sized from this."""
+        for shape, least, most in (EAGLE, DSPARK):
+            with self.subTest(shape.algorithm), configured(shape, page_size=1):
+                found = [longest((least, most), loop) for loop in LOOPS]
+                committed, on_device, _ = map(max, zip(*found))
+                self.assertEqual((committed, on_device), (-4, most - 4))
+
     def test_no_speculation_stays_below_the_context(self):
         with configured(Shape(), page_size=1):
             for loop in LOOPS:

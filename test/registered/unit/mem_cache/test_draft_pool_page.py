@@ -5,23 +5,18 @@ import itertools
 import shutil
 import unittest
 
-from sglang.test.test_utils import (
-    CustomTestCase,
-    maybe_stub_sgl_kernel,
-    published_topology,
-)
+from sglang.test.test_utils import CustomTestCase, maybe_stub_sgl_kernel
 
 maybe_stub_sgl_kernel()
 
 from sglang.test.ci.ci_register import register_cpu_ci
-from sglang.test.kv_cache_families import (
-    FAMILIES,
+from sglang.test.draft_configurator import (
     TINY_DSA,
     TINY_LLAMA,
     draft_configurator,
-    drain,
     write_config,
 )
+from sglang.test.kv_cache_families import FAMILIES, drain, family, topology
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 
@@ -33,19 +28,10 @@ CASES = [
     (fam, page_size, dcp_size)
     for fam, dcp_size in itertools.product(FAMILIES, DCP_SIZES)
     for page_size in fam.page_sizes
-    if fam.name != "page_interleave" and (fam.name != "token" or dcp_size == 1)
+    if fam.drafts
+    and fam.name != "page_interleave"
+    and (fam.name != "token" or dcp_size == 1)
 ]
-UNIFIED = ("unified_mamba", "unified_swa", "unified_mamba_swa")
-
-
-def topology(dcp_size, page_size):
-    return published_topology(
-        device="cpu", tp_size=8, dcp_size=dcp_size, page_size=page_size
-    )
-
-
-def family(name):
-    return next(f for f in FAMILIES if f.name == name)
 
 
 class TestDraftPoolPage(CustomTestCase):
@@ -89,7 +75,7 @@ class TestDraftPoolPage(CustomTestCase):
                 reach = max(drain(allocator)) + 1
                 self.assertGreaterEqual(rows, reach)
                 # Unified spaces are rounded up twice: one page for each.
-                spare = 2 if case[0].name in UNIFIED else 0
+                spare = 2 if case[0].name.startswith("unified") else 0
                 self.assertLessEqual(rows - reach, spare * allocator.page_size)
 
     def test_scale_is_the_allocators_own_widening(self):

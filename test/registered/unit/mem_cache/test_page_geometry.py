@@ -10,7 +10,8 @@ maybe_stub_sgl_kernel()
 from sglang.srt.mem_cache.page_geometry import LocSpace
 from sglang.srt.runtime_context import get_parallel
 from sglang.test.ci.ci_register import register_cpu_ci
-from sglang.test.kv_cache_families import FAMILIES, drain
+from sglang.test.kv_cache_families import FAMILIES, drain, family
+from sglang.test.kv_pools import mha_pool
 
 register_cpu_ci(est_time=15, suite="base-a-test-cpu")
 
@@ -19,45 +20,45 @@ DCP_SIZES = (1, 2, 8)
 
 
 def cases():
-    for family, pages, dcp_size in itertools.product(FAMILIES, PAGES, DCP_SIZES):
-        for page_size in family.page_sizes:
+    for fam, pages, dcp_size in itertools.product(FAMILIES, PAGES, DCP_SIZES):
+        for page_size in fam.page_sizes:
             # The builder picks the token allocator only where nothing widens.
-            if family.name != "token" or dcp_size == 1:
-                yield family, pages * page_size, page_size, dcp_size
+            if fam.name != "token" or dcp_size == 1:
+                yield fam, pages * page_size, page_size, dcp_size
 
 
 class TestLocSpaceOfEveryFamily(CustomTestCase):
     def test_drained_locs_are_exactly_the_loc_space(self):
-        for family, size, page_size, dcp_size in cases():
+        for fam, size, page_size, dcp_size in cases():
             with (
-                self.subTest(family.name, size=size, page=page_size, dcp=dcp_size),
+                self.subTest(fam.name, size=size, page=page_size, dcp=dcp_size),
                 get_parallel().override(attn_dcp_size=dcp_size),
             ):
-                allocator, _ = family.build(size, page_size, dcp_size)
+                allocator, _ = fam.build(size, page_size, dcp_size)
                 space = allocator.loc_space
                 locs = drain(allocator)
                 self.assertEqual(locs, set(range(space.first, space.reach)))
                 self.assertEqual(len(locs), space.size)
 
     def test_page_is_the_built_allocators_own(self):
-        for family, size, page_size, dcp_size in cases():
+        for fam, size, page_size, dcp_size in cases():
             with (
-                self.subTest(family.name, page=page_size, dcp=dcp_size),
+                self.subTest(fam.name, page=page_size, dcp=dcp_size),
                 get_parallel().override(attn_dcp_size=dcp_size),
             ):
-                allocator, _ = family.build(size, page_size, dcp_size)
-                widened = page_size * (dcp_size if family.widens else 1)
+                allocator, _ = fam.build(size, page_size, dcp_size)
+                widened = page_size * (dcp_size if fam.widens else 1)
                 self.assertEqual(allocator.loc_space.page_size, allocator.page_size)
                 self.assertEqual(allocator.loc_space.page_size, widened)
 
     def test_a_size_between_pages_does_not_extend_the_reach(self):
-        paged = next(f for f in FAMILIES if f.name == "paged")
+        paged = family("paged")
         for tail in range(16):
             allocator, _ = paged.build(64 + tail, 16, 1)
             self.assertEqual(max(drain(allocator)) + 1, allocator.loc_space.reach)
 
     def test_resize_moves_the_loc_space(self):
-        paged = next(f for f in FAMILIES if f.name == "paged")
+        paged = family("paged")
         allocator, _ = paged.build(64, 16, 1)
 
         class Config:
@@ -81,8 +82,6 @@ class TestLocSpace(CustomTestCase):
             self.assertEqual(list(range(space.first, space.reach)), locs)
 
     def test_a_pool_of_pool_size_has_reach_rows(self):
-        from sglang.test.kv_cache_families import mha_pool
-
         space = LocSpace(page_size=16, num_pages=5)
         pool = mha_pool(space.pool_size, space.page_size)
         self.assertEqual(pool.k_buffer[0].shape[0], space.reach)

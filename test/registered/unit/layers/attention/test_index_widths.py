@@ -28,6 +28,7 @@ from sglang.test.attention_tables import (
     batch,
 )
 from sglang.test.ci.ci_register import register_cpu_ci
+from sglang.test.kv_pools import build_with
 
 register_cpu_ci(est_time=30, suite="base-a-test-cpu")
 
@@ -125,7 +126,9 @@ class TestTargetIndexWidths(AttentionTableCase):
             verify = EagleVerifyInput.__new__(EagleVerifyInput)
             verify.draft_token_num = CHAIN.draft_tokens
             verify.custom_mask = b.spec_info.custom_mask
-            packed = verify.generate_attn_arg_prefill(
+            packed = build_with(
+                verify.generate_attn_arg_prefill,
+                req_to_token=m.req_to_token_pool.req_to_token,
                 req_pool_indices=b.req_pool_indices,
                 paged_kernel_lens=b.seq_lens,
                 paged_kernel_lens_sum=int(b.seq_lens.sum()),

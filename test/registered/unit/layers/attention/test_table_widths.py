@@ -173,13 +173,16 @@ class TestTableWidths(AttentionTableCase):
                 committed = CHAIN.committed(ctx)
                 for fill in (self.capture, self.eager):
                     backend = build("aiter", m)
-                    guards = fill(backend, batch(m, committed, VERIFY))
+                    b = batch(m, committed, VERIFY)
+                    b.seq_lens_cpu = b.seq_lens
+                    guards = fill(backend, b)
                     table = backend.forward_metadata.kv_indices
                     self.assert_holds(m, table, committed + DRAFT, guards)
 
                 lens = committed + LAST_STEP
                 tokens = m.req_to_token_pool.req_to_token[1:, :lens]
                 b = batch(m, committed, DECODE)
+                b.seq_lens_cpu = b.seq_lens
                 b.spec_info.kv_indptr = torch.arange(REQS + 1, dtype=torch.int32) * lens
                 b.spec_info.kv_indices = tokens.flatten()
                 backend = build("aiter", m)
@@ -187,7 +190,8 @@ class TestTableWidths(AttentionTableCase):
                 table = backend.forward_metadata.kv_indices
                 self.assert_holds(m, table, lens, guards)
 
-    def test_ascend_graph(self):
+    def check_ascend(self, host_bound):
+        """`host_bound(lens, row)`: what a replay reads its longest length from."""
         page = 128
         for ctx in (256, 255, 250, 380):
             committed = CHAIN.committed(ctx)
@@ -201,9 +205,15 @@ class TestTableWidths(AttentionTableCase):
                 table = backend.graph_metadata["block_tables"]
                 self.assert_holds(m, table, committed + DRAFT, guards)
                 table.zero_()
-                b.max_seq_len_host = allocated
+                b.__dict__.update(host_bound(b.seq_lens, allocated))
                 backend.init_forward_metadata_out_graph(b)
                 self.assert_holds(m, table, committed + DRAFT, guards)
+
+    def test_ascend_graph(self):
+        self.check_ascend(lambda lens, row: {"seq_lens_cpu": lens})
+
+    def test_ascend_graph_without_host_lengths(self):
+        self.check_ascend(lambda lens, row: {"max_seq_len_host": row})
 
     def test_qsa_graph(self):
         for page, ctx in [(16, 48), (16, 47), (16, 60), (64, 128)]:

@@ -1,0 +1,126 @@
+"""Which speculative algorithms HiCache admits under DCP: whole argument resolution."""
+
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import unittest
+
+from sglang.test.test_utils import CustomTestCase, maybe_stub_sgl_kernel
+
+maybe_stub_sgl_kernel()
+
+from sglang.srt.server_args import prepare_server_args
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=30, suite="base-a-test-cpu")
+
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 64,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "torch_dtype": "float32",
+    "hidden_act": "silu",
+}
+LLAMA = {**TINY, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+MLA = {
+    **TINY,
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "moe_intermediate_size": 16,
+}
+ALGORITHMS = [a.name for a in SpeculativeAlgorithm if not a.is_none()]
+REFUSAL = "HiCache with --dcp-size > 1 .*DSPARK"
+
+
+class TestHiCacheDcpGate(CustomTestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp()
+        for name, config in {"llama": LLAMA, "mla": MLA}.items():
+            os.mkdir(os.path.join(cls.folder, name))
+            with open(os.path.join(cls.folder, name, "config.json"), "w") as file:
+                json.dump(config, file)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def resolve(self, algorithm, *extra, hicache=True, dcp_size=8, model="mla"):
+        """Parse and resolve, as a launch does."""
+        # DSPARK and DFLASH are refused for any device but CUDA.
+        argv = ["--device", "cuda", "--tp-size", "8", "--dcp-size", str(dcp_size)]
+        argv += ["--model-path", os.path.join(self.folder, model), *extra]
+        if hicache:
+            argv.append("--enable-hierarchical-cache")
+        if algorithm:
+            argv += ["--speculative-algorithm", algorithm]
+            argv += [
+                "--speculative-draft-model-path",
+                os.path.join(self.folder, "llama"),
+            ]
+        server_args = prepare_server_args(argv)
+        if hasattr(server_args, "resolve_once"):
+            server_args.resolve_once()
+
+    def outcome(self, *args, **kwargs):
+        try:
+            return self.resolve(*args, **kwargs)
+        except (AssertionError, NotImplementedError, ValueError) as error:
+            return str(error)
+
+    def test_dspark_is_admitted(self):
+        for algorithm, hicache, dcp_size in itertools.product(
+            (None, "DSPARK"), (False, True), (1, 8)
+        ):
+            with self.subTest(algorithm, hicache=hicache, dcp=dcp_size):
+                self.resolve(algorithm, hicache=hicache, dcp_size=dcp_size)
+
+    def test_every_other_algorithm_is_refused_by_what_is_supported(self):
+        for algorithm in ALGORITHMS:
+            if algorithm == "DSPARK":
+                continue
+            with self.subTest(algorithm):
+                with self.assertRaisesRegex(NotImplementedError, REFUSAL):
+                    self.resolve(algorithm)
+                for hicache, dcp_size in ((False, 1), (False, 8), (True, 1)):
+                    said = self.outcome(algorithm, hicache=hicache, dcp_size=dcp_size)
+                    self.assertNotRegex(said or "", REFUSAL)
+
+    def test_nothing_else_is_admitted_with_dspark(self):
+        for model, extra in itertools.product(
+            ("mla", "llama"),
+            (
+                (),
+                ("--hicache-storage-backend", "file"),
+                ("--enable-lmcache",),
+                ("--enable-hisparse",),
+            ),
+        ):
+            with self.subTest(model, extra=extra):
+                without = self.outcome(None, *extra, model=model)
+                self.assertEqual(self.outcome("DSPARK", *extra, model=model), without)
+                if model == "llama":
+                    self.assertIsNotNone(without)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,88 @@
+"""Runs the tests that the series adds to SGLang as SGLang runs them, on one tree."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from xml.etree import ElementTree
+
+from packaging.specifiers import SpecifierSet
+
+from kvgeom import series
+
+STACK = series.load()
+
+# Tests that only some releases can run, and why.
+ONLY = {
+    "test_draft_tokens_are_logical_already": (">=0.5.21", "no logical_token_capacity before"),
+    "test_dsa_draft_indexes_scheduled_pages": (">=0.5.22", "a DSA draft pages 64 only, so no DCP"),
+    "test_a_draft_fused_into_the_targets_buffer_passes": (">=0.5.23", "no fused SWA draft pool"),
+    "test_swa_request_cap_has_one_reserve": (">=0.5.21", "the cap is no function of its own"),
+    "test_adaptive_rows_and_states_hold_the_longest_draft": (">=0.5.19", "no bag leaf for it"),
+    "test_loc_rows_are_the_buffers_rows": (">=0.5.19", "a unified size ends inside a page"),
+    "test_uno": (">=0.5.20", "no UNO"),
+    "test_eagle_tree": (">=0.5.22", "a finishing request is dropped one round later"),
+    "test_block_draft": (">=0.5.22", "as test_eagle_tree"),
+    "test_tree_mask_of_a_pipeline_stage": (">=0.5.21", "no speculation over pipeline stages"),
+    "test_minimax_captured_bound": (">=0.5.22", "a verify is captured at its own lengths"),
+    "test_minimax_nvfp4_plan": (">=0.5.23", "no NVFP4 backend"),
+    "test_minimax_nvfp4_plan_stays_in_what_msa_indexes": (">=0.5.23", "no NVFP4 backend"),
+    "test_minicpm_refuses_a_short_context": (">=0.5.19", "no MiniCPM backend"),
+    "test_trtllm_mha_fp4_prefill_rows": (">=0.5.21", "no FP4 prefill"),
+    "test_qsa_graph": (">=0.5.20", "no QSA backend"),
+    "test_xpu_graph": (">=0.5.20", "no speculation in XPU graphs"),
+    "test_ascend_graph_without_host_lengths": (">=0.5.23", "a replay needs host lengths"),
+    "test_every_slot_comes_back_on_the_controller": ("<0.5.19", "a sidecar since"),
+    "test_a_window_draft_follows_the_windows_slots": (">=0.5.18", "no SWA sidecars"),
+    "test_a_paged_window_draft_follows_the_windows_slots": (">=0.5.18", "no SWA sidecars"),
+    "test_a_window_draft_with_full_locs_follows_the_full_slots": (">=0.5.22", "no such draft"),
+    "test_the_targets_index_keys_follow_every_slot": (">=0.5.22", "index keys are sharded"),
+    "test_a_drafts_index_keys_follow_every_slot": (">=0.5.22", "index keys are sharded"),
+    "test_a_page_interleaved_targets_index_keys_keep_its_rows": (">=0.5.23", "no such pool"),
+    "test_counts_the_rows_that_the_sidecar_has": (">=0.5.21", "no auto-sizing"),
+}
+
+
+def node_ids(*pr_ids: str, release: str = "") -> dict[str, str]:
+    """pytest's name of each test function that these PRs add, or that a release can run."""
+    found = {}
+    for path in (f for pr in map(STACK.pr, pr_ids) for f in pr.files if f.startswith("test/")):
+        for case in ast.parse((STACK.root / path).read_bytes()).body:
+            for test in case.body if isinstance(case, ast.ClassDef) else ():
+                if isinstance(test, ast.FunctionDef) and test.name.startswith("test_"):
+                    found[test.name] = f"{STACK.root / path}::{case.name}::{test.name}"
+    for name, (when, _) in ONLY.items():
+        if release and release not in SpecifierSet(when):
+            found.pop(name, None)
+    return found
+
+
+def outcomes(
+    root: Path, nodes: Iterable[str], *, before: Iterable[Path] = ()
+) -> dict[str, str | None]:
+    """The test functions of `nodes` on the SGLang in `root`: None where they pass, else what they
+    say. `before`: folders whose packages come before the environment's."""
+    report = root.parent / f"{root.name}.xml"
+    path = os.pathsep.join(map(str, (root, *before)))
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    env["TRITON_INTERPRET"] = "1"  # the table tests set it themselves, but not before their peers
+    command = ["-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "--rootdir=/"]
+    done = subprocess.run(
+        [sys.executable, *command, "-c", os.devnull, f"--junit-xml={report}", *nodes],
+        cwd=root,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert report.is_file(), done.stdout[-3000:] + done.stderr[-3000:]
+    found: dict[str, str | None] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        bad = [e for e in case if e.tag in ("failure", "error", "skipped")]
+        said = "\n".join((e.get("message") or "") + (e.text or "") for e in bad)
+        found[case.get("name")] = said or found.get(case.get("name"))
+    assert found, done.stdout[-3000:] + done.stderr[-3000:]
+    return found

@@ -1,0 +1,119 @@
+"""The stack on every released SGLang: it applies and comes off byte for byte, and the tests that it
+adds to SGLang pass with it and fail without it. The newest release runs the whole set, in
+test_in_tree.py; the older ones leave out what they lack and the long sweeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import RELEASE, linked_copy, snapshot
+from in_tree import ONLY, STACK, node_ids, outcomes
+from packaging.specifiers import SpecifierSet
+from test_in_tree import RED as NEWEST_RED
+
+from kvgeom import actions, releases, tree
+
+EVERY = [str(release) for release in STACK.lock.releases]
+OLDER = [release for release in EVERY if release != RELEASE]
+PRS = [pr.id for pr in STACK.prs]
+
+# Minutes each, and on the newest release: a sweep of its class (tree, chain, block, n-gram) stays.
+LONG = {"test_eagle3", "test_standalone", "test_frozen_kv_mtp", "test_dspark"}
+
+# Cheap tests that fail without the edits, what they say, and on which releases.
+RED = {
+    "test_drained_locs_are_exactly_the_loc_space": ("has no attribute 'loc_space'", ""),
+    "test_scale_is_the_allocators_own_widening": ("2 != 1", ""),
+    "test_frozen_kv_draft_keeps_its_placeholder": ("512 != 64", ""),
+    "test_a_draft_paged_as_scheduled_does_not_boot": ("PageGeometryError not raised", ""),
+    "test_a_row_one_column_short_does_not_boot": ("PageGeometryError not raised", ""),
+    "test_names_request_position_row_page_and_reserve": ("PageGeometryError not raised", ""),
+    "test_every_algorithm": ("entries of other rows that were overwritten", ""),
+    "test_fa_graph": ("Lists differ: [4, 4] != [0, 0]", ""),
+    "test_triton_draft_indices": ("Lists differ: [((5, 384), 0, 56)] != []", ""),
+    "test_verify_mask": ("896 not greater than or equal to 928", ""),
+    "test_every_slot_comes_back": ("index 64 is out of bounds", "==0.5.17"),
+    "test_a_window_draft_follows_the_windows_slots": ("index 104 is out of bounds", ">=0.5.18"),
+    "test_a_draft_pool_of_physical_rows_does_not_boot": ("PageGeometryError not raised", ""),
+    "test_dspark_is_admitted": ("does not support speculative decoding yet", "==0.5.17"),
+}
+
+
+def patched(release: str, root: Path, *, edits: int) -> Path:
+    """A hard-linked copy of a release with every file that the PRs add, and the edits of the first
+    `edits` PRs."""
+    linked_copy(releases.tree(release), root)
+    prs = [
+        pr if at < edits else dataclasses.replace(pr, edits=())
+        for at, pr in enumerate(map(STACK.pr, PRS))
+    ]
+    part = dataclasses.replace(STACK, prs=tuple(prs))
+    actions.apply(part, tree.find(root), dry_run=False, wait_s=5, say=lambda text: None)
+    return root
+
+
+def runnable(release: str, *pr_ids: str) -> dict[str, str]:
+    """The tests of some PRs that this release can run, and their node ids."""
+    nodes = node_ids(*pr_ids, release=release)
+    return {name: at for name, at in nodes.items() if name not in LONG}
+
+
+def run(release: str, root: Path, edits: int, nodes: dict[str, str]) -> dict[str, str | None]:
+    before = releases.import_path(release)
+    found = outcomes(patched(release, root, edits=edits), nodes.values(), before=before)
+    shutil.rmtree(root)
+    return found
+
+
+@pytest.mark.parametrize("release", EVERY)
+def test_applies_and_comes_off_byte_for_byte(release, tmp_path):
+    root = linked_copy(releases.tree(release), tmp_path / "tree")
+    found, before = tree.find(root), snapshot(root)
+    quiet = {"wait_s": 5, "say": lambda text: None}
+    made = actions.apply(STACK, found, dry_run=False, **quiet)
+    for pr in made.prs:
+        for path in (p for p in pr.steps if p.endswith(".py")):
+            compile(found.path(path).read_bytes(), path, "exec")
+    assert snapshot(root) != before
+    actions.revert(STACK, found, **quiet)
+    after = {p: seen for p, seen in snapshot(root).items() if not p.startswith("sglang/.kvgeom")}
+    assert after == before
+
+
+def test_the_left_out_tests_exist():
+    assert {*ONLY, *LONG, *RED} <= node_ids(*PRS).keys()
+
+
+@pytest.mark.parametrize("release", OLDER)
+def test_green_with_the_stack_red_without(release, tmp_path):
+    """Three trees, two at a time: all edits, no edits, and those of the first PR, which the tests
+    of the later ones need to say what they themselves lack."""
+    green = runnable(release, *PRS)
+    red = {name: green[name] for name, (_, when) in RED.items() if release in SpecifierSet(when)}
+    first = node_ids(PRS[0])
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(run, release, tmp_path / "all", len(PRS), green),
+            pool.submit(run, release, tmp_path / "one", 1, {n: red[n] for n in red.keys() - first}),
+            pool.submit(
+                run, release, tmp_path / "none", 0, {n: red[n] for n in red.keys() & first}
+            ),
+        ]
+        with_all, with_one, with_none = (job.result() for job in jobs)
+    assert {name: said for name, said in with_all.items() if said} == {}
+    assert with_all.keys() == green.keys()
+    for name, said in {**with_one, **with_none}.items():
+        words, _ = RED[name]
+        assert said and words in said, f"{name} on {release}: {(said or 'passes')[-1500:]}"
+
+
+@pytest.mark.parametrize("pr_id", PRS)
+def test_series_toml_says_where_a_pr_has_a_red_case(pr_id):
+    mine = [SpecifierSet(when) for name, (_, when) in RED.items() if name in node_ids(pr_id)]
+    red = [release for release in OLDER if any(release in when for when in mine)]
+    red += [RELEASE] if NEWEST_RED[pr_id] else []
+    assert [r for r in EVERY if r in (STACK.pr(pr_id).red or SpecifierSet("==0"))] == red
