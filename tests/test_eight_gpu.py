@@ -3,6 +3,7 @@ through SGLang's own resolution."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -68,11 +69,18 @@ ROUND_TRIP = EngineSpec(
 
 
 def test_host_round_trip_at_dcp8(engines):
-    report = engines.run(ROUND_TRIP)
+    report = engines.run(ROUND_TRIP, timeout=600)
     assert_passed(report)
     assert report.cached_tokens == [0, 512, 512]
     assert report.outputs[1] == report.outputs[2]
     assert report.host_rows["target back"] > 0 and report.host_rows["draft back"] > 0
+
+
+def test_draft_rows_that_stay_on_the_host(engines):
+    """Tokens and cached tokens are right; the draft is right at other places."""
+    report = engines.run(dataclasses.replace(ROUND_TRIP, faults=("draft-load-back",)), timeout=600)
+    assert report.error.type == "AssertionError"
+    assert report.error.message.startswith("accept length ")
 
 
 def test_a_scenario_that_is_not_in_the_tree(engines):

@@ -180,19 +180,19 @@ def host_round_trip(client: Client) -> list[dict[str, Any]]:
     """A prompt of two pages, twice; enough others to evict it; the prompt again."""
     info = client.server_info()
     page_size = alloc_page_size(info)
-    length, new_tokens = 2 * page_size + page_size // 8, 4
+    length, new_tokens = 2 * page_size + page_size // 8, page_size // 16
     fillers = info["max_total_num_tokens"] // (2 * page_size)
 
-    def ask(number: int) -> dict[str, Any]:
+    def ask(number: int, new_tokens: int) -> dict[str, Any]:
         ids = prompt(number, length)
         replies = client.generate([ids], new_tokens)
         check_complete(replies, [ids], new_tokens)
         return replies[0]
 
-    first, from_device = ask(0), ask(0)
+    first, from_device = ask(0, new_tokens), ask(0, new_tokens)
     for number in range(1, fillers + 1):
-        ask(number)
-    from_host = ask(0)
+        ask(number, 1)
+    from_host = ask(0, new_tokens)
     sources = [_cached_tokens(reply) for reply in (first, from_device, from_host)]
     expected = [
         None,
