@@ -20,6 +20,8 @@ TESTS = {f: p for f, p in NEW.items() if f.startswith("test/")}
 EDITS = {f"{e.file} {e.id}": e for pr in STACK.prs for e in pr.edits if e.code}
 # black's width, which SGLang formats with; an edit's code is indented to its place.
 WIDTH = 88
+# SGLang's 8-GPU runners that our tests may name.
+RUNNER_GPUS = {"8-gpu-h200": 8, "8-gpu-b200": 8}
 
 
 def sources():
@@ -79,10 +81,54 @@ def ci_register():
 @pytest.mark.parametrize("name", TESTS)
 def test_registered_for_sglangs_ci(name, ci_register):
     (registry,) = ci_register.collect_tests([str(TESTS[name])])
-    assert registry.disabled is None
-    assert registry.backend is ci_register.HWBackend.CPU
-    assert registry.suite == "base-a-test-cpu"
-    assert 0 < registry.est_time < 1200
+    check_registration(registry, ci_register)
+
+
+def check_registration(registry, ci_register) -> None:
+    """Nothing in base takes more than 1200 seconds of est_time x GPUs."""
+    assert registry.disabled is None and not registry.nightly
+    assert registry.est_time > 0
+    if registry.backend is ci_register.HWBackend.CPU:
+        gpus = 1
+        assert registry.effective_suite == "base-a-test-cpu"
+    else:
+        assert registry.backend is ci_register.HWBackend.CUDA
+        gpus = RUNNER_GPUS[registry.runner_config]
+        assert registry.effective_suite == f"{registry.stage}-test-{registry.runner_config}"
+    in_base = registry.effective_suite.startswith("base-")
+    assert in_base or registry.stage == "extra-b"
+    assert not in_base or registry.est_time * gpus <= 1200
+
+
+@pytest.mark.parametrize(
+    "call, ok",
+    [
+        ('register_cpu_ci(est_time=1200, suite="base-a-test-cpu")', True),
+        ('register_cpu_ci(est_time=1201, suite="base-a-test-cpu")', False),
+        ('register_cpu_ci(est_time=0, suite="base-a-test-cpu")', False),
+        ('register_cpu_ci(est_time=9, suite="base-b-test-cpu")', False),
+        ('register_cuda_ci(est_time=9, stage="extra-b", runner_config="8-gpu-h200")', True),
+        ('register_cuda_ci(est_time=2400, stage="extra-b", runner_config="8-gpu-b200")', True),
+        ('register_cuda_ci(est_time=150, stage="base-c", runner_config="8-gpu-h200")', True),
+        ('register_cuda_ci(est_time=151, stage="base-c", runner_config="8-gpu-h200")', False),
+        ('register_cuda_ci(est_time=9, stage="extra-b", runner_config="9-gpu-h200")', False),
+        ('register_cuda_ci(est_time=9, stage="spare-b", runner_config="8-gpu-h200")', False),
+        ('register_cuda_ci(est_time=9, suite="extra-b-test-8-gpu-h200")', False),
+        ('register_cuda_ci(est_time=9 + 1, stage="extra-b", runner_config="8-gpu-h200")', False),
+        ('register_cuda_ci(est_time=9, stage="extra-b")', False),
+        ('register_amd_ci(est_time=9, suite="base-a-test-cpu")', False),
+    ],
+)
+def test_what_a_registration_may_say(call, ok, ci_register, tmp_path):
+    file = tmp_path / "test_it.py"
+    file.write_text(f'{call}\nif __name__ == "__main__":\n    unittest.main()\n')
+    try:
+        (registry,) = ci_register.collect_tests([str(file)])
+        check_registration(registry, ci_register)
+    except (AssertionError, KeyError, ValueError):
+        assert not ok
+    else:
+        assert ok
 
 
 @pytest.mark.parametrize("name", TESTS)

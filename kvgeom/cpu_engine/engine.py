@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import tempfile
 from pathlib import Path
 
 from kvgeom.cpu_engine import models, ranks
 from kvgeom.cpu_engine.channel import Channel
-from kvgeom.cpu_engine.spec import EngineSpec
+from kvgeom.cpu_engine.spec import EngineSetupError, EngineSpec
 
+SCENARIOS = "sglang.test.kits.dcp_draft_geometry_kit"
 BACKENDS = {
     "mqa": {"attention_backend": "triton"},
     # Prefill goes through trtllm_mla by SGLang's own choice; verify through the decode backend.
@@ -47,6 +49,8 @@ def server_arguments(spec: EngineSpec) -> dict:
             "hicache_io_backend": "direct",
             "hicache_mem_layout": "layer_first",
         }
+    if spec.scenario:  # token usage is read in every round
+        arguments["load_snapshot_publish_interval"] = 1
     if spec.draft:
         arguments |= {
             "speculative_algorithm": spec.algorithm,
@@ -89,14 +93,16 @@ def run_engine(spec: EngineSpec, channel: Channel, scratch: Path) -> None:
     tempfile.tempdir = str(scratch)  # SGLang's IPC sockets
     stage = "boot"
     try:
+        scenario = _scenario(spec)
         channel.send("stage", stage="weights", detail=spec.pair)
         arguments = server_arguments(spec)
         what = "with a draft" if spec.draft else "without a draft"
         channel.send("stage", stage="boot", detail=f"tp {spec.tp} dcp {spec.dcp} {what}")
         engine = engine_class(spec, channel)(**arguments)
         stage = "serve"
-        channel.send("stage", stage="serve", detail=f"{len(spec.prompts)} requests")
-        replies = _serve(engine, spec)
+        what = spec.scenario or f"{len(spec.prompts)} requests"
+        channel.send("stage", stage="serve", detail=what)
+        replies = scenario(_Client(engine)) if scenario else _serve(engine, spec)
         for _ in range(2):  # between two answers every rank has run its idle memory check
             engine.get_server_info()
         channel.send("result", replies=[_reply(reply) for reply in replies])
@@ -104,20 +110,45 @@ def run_engine(spec: EngineSpec, channel: Channel, scratch: Path) -> None:
         channel.error(stage, error, None)
 
 
-def _serve(engine, spec: EngineSpec) -> list[dict]:
-    """The prompts all at once, or one after the other."""
-    prompts = [list(prompt) for prompt in spec.prompts]
-    replies = []
-    for batch in [[prompt] for prompt in prompts] if spec.in_turn else [prompts]:
-        replies += engine.generate(
-            input_ids=batch,
+def _scenario(spec: EngineSpec):
+    """The spec's scenario, from the tree; EngineSetupError where it is not there."""
+    if spec.scenario is None:
+        return None
+    try:
+        return getattr(importlib.import_module(SCENARIOS), spec.scenario)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise EngineSetupError(f"scenario {spec.scenario!r} is not in this tree: {error}") from None
+
+
+class _Client:
+    """The engine as a scenario's client."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self.server_info = engine.get_server_info
+
+    def generate(self, input_ids: list[list[int]], max_new_tokens: int) -> list[dict]:
+        return self._engine.generate(
+            input_ids=input_ids,
             sampling_params={
-                "max_new_tokens": spec.max_new_tokens,
+                "max_new_tokens": max_new_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
             },
             return_logprob=True,
         )
+
+    def token_usage(self) -> float:
+        loads = self._engine.tokenizer_manager.load_snapshot_reader.read_all()
+        return max((load.token_usage for load in loads), default=0.0)
+
+
+def _serve(engine, spec: EngineSpec) -> list[dict]:
+    """The prompts all at once, or one after the other."""
+    prompts = [list(prompt) for prompt in spec.prompts]
+    client, replies = _Client(engine), []
+    for batch in [[prompt] for prompt in prompts] if spec.in_turn else [prompts]:
+        replies += client.generate(batch, spec.max_new_tokens)
     return replies
 
 

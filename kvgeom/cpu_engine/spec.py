@@ -54,6 +54,8 @@ def decode(kind, value):
 class EngineSpec(_Json):
     """One engine to boot and the requests to send it.
 
+    `scenario` names a function of the tree's `dcp_draft_geometry_kit`, run instead of the prompts.
+
     `page`, `context`, `max_total_tokens` (scheduled tokens per rank), `max_running` and `prompts`
     default to the pair's own values (`resolved`). With the defaults the requests fill the
     allocator to its last page. `in_turn` sends a prompt when the one before has been answered;
@@ -80,6 +82,7 @@ class EngineSpec(_Json):
     max_new_tokens: int | None = None
     in_turn: bool = False
     hicache: bool = False
+    scenario: str | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
