@@ -15,6 +15,8 @@ from packaging.specifiers import SpecifierSet
 from kvgeom import series
 
 STACK = series.load()
+UNIT = "test/registered/unit/"  # the others need GPUs
+PRS = [pr.id for pr in STACK.prs if any(f.startswith(UNIT) for f in pr.files)]
 
 # Tests that only some releases can run, and why.
 ONLY = {
@@ -48,9 +50,9 @@ ONLY = {
 
 
 def node_ids(*pr_ids: str, release: str = "") -> dict[str, str]:
-    """pytest's name of each test function that these PRs add, or that a release can run."""
+    """pytest's name of each unit test that these PRs add, or that a release can run."""
     found = {}
-    for path in (f for pr in map(STACK.pr, pr_ids) for f in pr.files if f.startswith("test/")):
+    for path in (f for pr in map(STACK.pr, pr_ids) for f in pr.files if f.startswith(UNIT)):
         for case in ast.parse((STACK.root / path).read_bytes()).body:
             for test in case.body if isinstance(case, ast.ClassDef) else ():
                 if isinstance(test, ast.FunctionDef) and test.name.startswith("test_"):

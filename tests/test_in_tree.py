@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import RELEASE, linked_installation
-from in_tree import STACK, node_ids, outcomes
+from in_tree import PRS, STACK, node_ids, outcomes
 
 from kvgeom import actions, tree
 
@@ -127,14 +127,12 @@ def patched(tmp_path: Path, upto: str, *, edits: bool) -> Path:
 
 
 def test_green_with_the_whole_stack(tmp_path):
-    ids = [pr.id for pr in STACK.prs]
-    found = outcomes(
-        patched(tmp_path, ids[-1], edits=True), node_ids(*ids, release=RELEASE).values()
-    )
+    whole = patched(tmp_path, STACK.prs[-1].id, edits=True)
+    found = outcomes(whole, node_ids(*PRS, release=RELEASE).values())
     assert {name: said for name, said in found.items() if said} == {}
 
 
-@pytest.mark.parametrize("pr", [p.id for p in STACK.prs])
+@pytest.mark.parametrize("pr", PRS)
 def test_red_without_its_edits(pr, tmp_path):
     found = outcomes(patched(tmp_path, pr, edits=False), node_ids(pr, release=RELEASE).values())
     failing = {name for name, said in found.items() if said}
