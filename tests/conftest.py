@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RELEASE = "0.5.23"
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Side by side go files, the long ones first; one engine at a time."""
     first = {"engine": 0, "test_in_tree": 1}

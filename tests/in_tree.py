@@ -72,6 +72,7 @@ def outcomes(
     path = os.pathsep.join(map(str, (root, *before)))
     env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     env["TRITON_INTERPRET"] = "1"  # the table tests set it themselves, but not before their peers
+    env["OMP_NUM_THREADS"] = "1"  # small tensors; threads that spin would take the other core
     command = ["-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "--rootdir=/"]
     done = subprocess.run(
         [sys.executable, *command, "-c", os.devnull, f"--junit-xml={report}", *nodes],
