@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from kvgeom import edits, rewrite, series, tree
 from kvgeom.source import Source
@@ -18,14 +19,28 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RELEASE = "0.5.23"
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
+ENGINE = {
+    path.name
+    for path in Path(__file__).parent.glob("test_*.py")
+    if "pytestmark = pytest.mark.engine" in path.read_text()
+}
+
+
+class FileByFile(LoadScopeScheduling):
+    """A file's tests stay on one worker, and all engines on the same: one runs at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0].rpartition("/")[2]
+        return "engine" if file in ENGINE else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> FileByFile:
+    return FileByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side go files, the long ones first; one engine at a time."""
-    first = {"engine": 0, "test_in_tree": 1}
-    groups = {i: "engine" if i.get_closest_marker("engine") else i.path.stem for i in items}
-    items.sort(key=lambda item: first.get(groups[item], len(first)))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item]))
+    """The long ones first."""
+    items.sort(key=lambda item: (item.path.name not in ENGINE, item.path.stem != "test_in_tree"))
 
 
 def toml_edit(**keys) -> str:
