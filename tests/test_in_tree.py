@@ -32,7 +32,7 @@ RED = {
         # The fault itself: without the call, nothing refuses to boot.
         "test_a_draft_paged_as_scheduled_does_not_boot": "PageGeometryError not raised",
         "test_every_target_pool_passes": "has no attribute 'loc_rows'",
-        "test_draft_pool_passes_exactly_when_every_loc_has_a_row": "no attribute 'loc_rows'",
+        "test_draft_pool_passes_exactly_when_every_loc_has_a_row": "'shares_target_rows'",
         "test_target_pool_short_by_a_page_is_refused": "has no attribute 'loc_rows'",
         "test_message_names_pages_reach_and_rows": "no attribute 'shares_target_rows'",
         "test_rows_without_the_page_are_refused_too": "no attribute 'shares_target_rows'",
