@@ -283,8 +283,10 @@ def stalled(index, monkeypatch):
         monkeypatch.setenv("PIP_INDEX_URL", url)
         command = [sys.executable, "-m", "kvgeom.cli", "releases", "0.5.23"]
         process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+            command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            # A shell starts what it runs in the background with this signal ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
         started.append(process)
         connection, _ = server.accept()
         connection.settimeout(60)

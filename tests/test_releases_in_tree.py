@@ -23,7 +23,7 @@ OLDER = [release for release in EVERY if release != RELEASE]
 # Minutes each, and on the newest release: a sweep of its class (tree, chain, block, n-gram) stays.
 LONG = {"test_eagle3", "test_standalone", "test_frozen_kv_mtp", "test_dspark"}
 
-# Cheap tests that fail without the edits, what they say, and on which releases.
+# Cheap tests that fail without the edits, what they say (one of several), and on which releases.
 RED = {
     "test_drained_locs_are_exactly_the_loc_space": ("has no attribute 'loc_space'", ""),
     "test_scale_is_the_allocators_own_widening": ("2 != 1", ""),
@@ -31,7 +31,7 @@ RED = {
     "test_a_draft_paged_as_scheduled_does_not_boot": ("PageGeometryError not raised", ""),
     "test_a_row_one_column_short_does_not_boot": ("PageGeometryError not raised", ""),
     "test_names_request_position_row_page_and_reserve": ("PageGeometryError not raised", ""),
-    "test_every_algorithm": ("entries of other rows that were overwritten", ""),
+    "test_every_algorithm": ("rows that were overwritten|exceeds req_to_token row width", ""),
     "test_fa_graph": ("Lists differ: [", ""),
     "test_triton_draft_indices": ("Lists differ: [((5, 384), 0, 56)] != []", ""),
     "test_verify_mask": ("896 not greater than or equal to 928", ""),
@@ -107,7 +107,8 @@ def test_green_with_the_stack_red_without(release, tmp_path):
     assert with_all.keys() == green.keys()
     for name, said in {**with_one, **with_none}.items():
         words, _ = RED[name]
-        assert said and words in said, f"{name} on {release}: {(said or 'passes')[-1500:]}"
+        known = said and any(part in said for part in words.split("|"))
+        assert known, f"{name} on {release}: {(said or 'passes')[-1500:]}"
 
 
 @pytest.mark.parametrize("pr_id", PRS)

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, linked_copy
+from conftest import RELEASE, REPOSITORY, linked_copy
 from conftest import snapshot as read_snapshot
+from packaging.version import Version
 from test_tree_apply import apply, revert
 from test_tree_kill import killed_at
 
@@ -23,7 +24,7 @@ from kvgeom.plan import PrState
 from kvgeom.source import Source
 
 STACK = series.load(REPOSITORY)
-EDITED = sorted({e.file for pr in STACK.prs for e in pr.edits})
+EDITED = sorted({e.file for pr in STACK.prs for e in pr.edits_for(Version(RELEASE))})
 
 
 @pytest.fixture
