@@ -65,7 +65,7 @@ def status(series: Series, tree: Tree) -> Status:
     if state is TreeState.UPGRADED:  # of the old release, only the files we added may be left
         added = {p: e for p, e in manifest.files.items() if e.before is None}
         planned_on = replace(manifest, files=added)
-    made = _plan(series, tree, planned_on)
+    made = planned(series, tree, planned_on)
     return Status(tree, state, manifest, files, made, tree.release in series.lock.releases)
 
 
@@ -87,7 +87,7 @@ def _inspect(
     return TreeState.APPLIED if same else TreeState.OTHER_SERIES, files
 
 
-def _plan(series: Series, tree: Tree, manifest: Manifest | None) -> Plan:
+def planned(series: Series, tree: Tree, manifest: Manifest | None) -> Plan:
     """The plan from SGLang's own files, whatever is applied now."""
     return plan.make(
         series,
@@ -173,7 +173,7 @@ def _ready_to_apply(series: Series, tree: Tree) -> tuple[Plan, TreeState, Manife
         _refuse_upgraded(tree, manifest, "run `kvgeom revert`, which clears what is left, first")
     if state is TreeState.CHANGED:
         _refuse_changed(tree, manifest, files)
-    made = _plan(series, tree, manifest)
+    made = planned(series, tree, manifest)
     check_plan(made)
     return made, state, manifest
 
@@ -228,7 +228,7 @@ def diff(series: Series, tree: Tree, pr_id: str | None) -> Iterator[str]:
         _refuse_upgraded(tree, manifest, "run `kvgeom revert`, which clears what is left, first")
     check_supported(series, tree)
     chosen = series.pr(pr_id) if pr_id else None
-    made = _plan(series, tree, manifest)
+    made = planned(series, tree, manifest)
     check_plan(made)
     changes = made.changes
     if chosen:

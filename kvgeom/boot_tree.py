@@ -4,7 +4,7 @@ $XDG_CACHE_HOME/kvgeom/trees/
     .lock                          one maker at a time
     <release>-<made from>-<id>/    put in place by one rename; flock'ed (shared) while in use
         sglang/                    the package, patched
-        made_from.json             digests of the installation, of the copy and of the tool
+        digest                     of the copy as it was made
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from kvgeom import actions, install
+from kvgeom import actions, caching, install
 from kvgeom.actions import Say
 from kvgeom.errors import KvgeomError
 from kvgeom.install import Stage
@@ -29,13 +27,11 @@ from kvgeom.tree import STATE_FOLDER, Tree
 
 _WAIT_S = 60.0
 _DIGEST = "digest"
-_TEMPORARY = ".new-"
 
 
 def trees_folder() -> Path:
     """$XDG_CACHE_HOME/kvgeom/trees, or ~/.cache/kvgeom/trees."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "kvgeom" / "trees"
+    return caching.folder("trees")
 
 
 @contextmanager
@@ -47,10 +43,15 @@ def patched(series: Series, source: Tree, say: Say) -> Iterator[Tree]:
     """
     base = trees_folder()
     try:
-        base.mkdir(parents=True, exist_ok=True)
-        with _one_maker(base, say):
-            for rest in base.glob(f"{_TEMPORARY}*"):  # a maker was killed
-                shutil.rmtree(rest, ignore_errors=True)
+        with caching.writing(
+            base,
+            wait_s=_WAIT_S,
+            on_wait=lambda: say(f"waiting for another kvgeom (up to {_WAIT_S:g} s)"),
+            refusal=KvgeomError(
+                f"another kvgeom has been working in {base} for {_WAIT_S:g} s",
+                "wait until it has ended, then run the command again",
+            ),
+        ):
             folder = _right_copy(series, source, base, say)
             held = _hold(folder, fcntl.LOCK_SH)
             for old in base.glob(f"{source.release}-*"):
@@ -83,26 +84,6 @@ def digest(package: Path) -> str:
     return seen.hexdigest()
 
 
-@contextmanager
-def _one_maker(base: Path, say: Say) -> Iterator[None]:
-    lock = FileLock(base / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"waiting for another kvgeom (up to {_WAIT_S:g} s)")
-        try:
-            lock.acquire(timeout=_WAIT_S)
-        except Timeout:
-            raise KvgeomError(
-                f"another kvgeom has been working in {base} for {_WAIT_S:g} s",
-                "wait until it has ended, then run the command again",
-            ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _right_copy(series: Series, source: Tree, base: Path, say: Say) -> Path:
     """The folder of the copy, as it is or made anew."""
     say("comparing with the installation")
@@ -118,7 +99,7 @@ def _right_copy(series: Series, source: Tree, base: Path, say: Say) -> Path:
                 f"{folder} was changed, and another kvgeom boot is using it",
                 "wait until it has ended, then run the command again",
             )
-        temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=base))
+        temporary = Path(tempfile.mkdtemp(prefix=caching.TEMPORARY, dir=base))
         try:
             _make(series, source, installed, temporary, say)
             temporary.rename(folder)
@@ -188,7 +169,7 @@ def _remove(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        rest = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder.parent))
+        rest = Path(tempfile.mkdtemp(prefix=caching.TEMPORARY, dir=folder.parent))
         folder.rename(rest / folder.name)
         with suppress(OSError):
             shutil.rmtree(rest)

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvgeom import plan
-from kvgeom.actions import check_plan
+from kvgeom import actions
 from kvgeom.errors import KvgeomError
 from kvgeom.plan import Plan, PrPlan
 from kvgeom.series import Series
@@ -115,10 +114,9 @@ def _check_checkout(git: Git, tree: Tree, branch: str) -> None:
 
 
 def _plan(series: Series, tree: Tree) -> Plan:
-    supported = tree.release in series.lock.releases
-    made = plan.make(series, tree.read, tree.release, check_lock=supported)
-    check_plan(made)
-    if not supported:
+    made = actions.planned(series, tree, None)
+    actions.check_plan(made)
+    if tree.release not in series.lock.releases:
         _check_drift(series, made)
     return made
 

@@ -10,26 +10,23 @@ $XDG_CACHE_HOME/kvgeom/releases/
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from kvgeom import caching
 from kvgeom import releases_wheel as wheels
 from kvgeom.errors import KvgeomError
 
 Say = Callable[[str], None]  # "what is being done: details"
 
 _WAIT_S = 600.0
-_TEMPORARY = ".new-"
 # These import only with packages older than those that the newest release is installed with.
 _OLDER_PACKAGES = {
     SpecifierSet(">=0.5.17,<0.5.20"): {"transformers": "5.12.1", "tokenizers": "0.22.2"},
@@ -67,8 +64,7 @@ class Fetched:
 
 def cache() -> Path:
     """$XDG_CACHE_HOME/kvgeom/releases, or ~/.cache/kvgeom/releases."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "kvgeom" / "releases"
+    return caching.folder("releases")
 
 
 def version(name: str | Version) -> Version:
@@ -120,10 +116,15 @@ def fetch_package(package: Package, say: Say) -> Fetched:
     """One package; a second process waits meanwhile."""
     base = cache()
     try:
-        base.mkdir(parents=True, exist_ok=True)
-        with _one_fetcher(base, say):
-            for rest in base.glob(f"{_TEMPORARY}*"):  # a fetcher was killed
-                shutil.rmtree(rest, ignore_errors=True)
+        with caching.writing(
+            base,
+            wait_s=_WAIT_S,
+            on_wait=lambda: say(f"waiting for another kvgeom: up to {_WAIT_S:g} s"),
+            refusal=KvgeomError(
+                f"another kvgeom has been fetching into {base} for {_WAIT_S:g} s",
+                "wait until it has ended, then run the command again: it goes on from there",
+            ),
+        ):
             result = _put_in_place(package, base, say)
             wheel, sha256 = wheels.recorded(package.folder)
     except OSError as error:
@@ -132,26 +133,6 @@ def fetch_package(package: Package, say: Say) -> Fetched:
             "free 200 MB a release there, or set XDG_CACHE_HOME to a folder that can be written",
         ) from None
     return Fetched(package, result, wheel, sha256)
-
-
-@contextmanager
-def _one_fetcher(base: Path, say: Say) -> Iterator[None]:
-    lock = FileLock(base / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"waiting for another kvgeom: up to {_WAIT_S:g} s")
-        try:
-            lock.acquire(timeout=_WAIT_S)
-        except Timeout:
-            raise KvgeomError(
-                f"another kvgeom has been fetching into {base} for {_WAIT_S:g} s",
-                "wait until it has ended, then run the command again: it goes on from there",
-            ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _put_in_place(package: Package, base: Path, say: Say) -> Result:
@@ -163,7 +144,7 @@ def _put_in_place(package: Package, base: Path, say: Say) -> Result:
         if kept and not wrong:
             return Result.IN_PLACE
         say(f"repairing: {wrong or 'the wheel that was kept is not as it was fetched'}")
-    temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=base))
+    temporary = Path(tempfile.mkdtemp(prefix=caching.TEMPORARY, dir=base))
     try:
         new = temporary / "new"
         new.mkdir()

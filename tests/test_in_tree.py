@@ -119,9 +119,10 @@ def patched(tmp_path: Path, upto: str, *, edits: bool) -> Path:
     """A private copy of the installed SGLang with the PRs up to `upto`, whose own edits stay out
     unless `edits`."""
     root = linked_installation(tmp_path / "tree")
-    at = [pr.id for pr in STACK.prs].index(upto)
-    last = STACK.prs[at] if edits else dataclasses.replace(STACK.prs[at], edits=())
-    part = dataclasses.replace(STACK, prs=(*STACK.prs[:at], last))
+    part = STACK.upto(upto)
+    if not edits:
+        last = dataclasses.replace(part.prs[-1], edits=())
+        part = dataclasses.replace(part, prs=(*part.prs[:-1], last))
     actions.apply(part, tree.find(root), dry_run=False, wait_s=5, say=lambda text: None)
     return root
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from kvgeom import caching
 
 STD = 0.3  # below that, SGLang's own dummy weights give the same tokens whatever the cache holds
 VOCAB, HIDDEN, HEADS = 128, 64, 8
@@ -170,18 +171,12 @@ def _weights(config: dict, seed: int, noise: float | None):
     return weights
 
 
-def cache_folder() -> Path:
-    """Where models are kept: $XDG_CACHE_HOME/kvgeom/models, or ~/.cache/kvgeom/models."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "kvgeom" / "models"
-
-
 def _make(name: str, config: dict, seed: int, noise: float | None) -> Path:
     """The model's folder in the cache, written once and put in place by one rename."""
     from safetensors.torch import save_file
 
     recipe = json.dumps([config, seed, noise, STD], sort_keys=True).encode()
-    folder = cache_folder() / f"{name}-{hashlib.sha256(recipe).hexdigest()[:12]}"
+    folder = caching.folder("models") / f"{name}-{hashlib.sha256(recipe).hexdigest()[:12]}"
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -25,20 +25,22 @@ def run_rank(spec: EngineSpec, channel: Channel, server_args, port_args, gpu_id,
     except Exception as error:
         channel.error("boot", error, tp_rank)
         os._exit(1)
-    scheduler.Scheduler = _watched(scheduler.Scheduler, watch, channel, tp_rank)
+    scheduler.Scheduler = _watched(scheduler.Scheduler, spec, watch, channel, tp_rank)
     return scheduler.run_scheduler_process(server_args, port_args, gpu_id, tp_rank, *rest)
 
 
-def _watched(base, watch: Watch, channel: Channel, rank: int):
+def _watched(base, spec: EngineSpec, watch: Watch, channel: Channel, rank: int):
     """`base` (SGLang's Scheduler), reporting geometry, token usage, tokens and errors."""
 
     class WatchedScheduler(base):
         def __init__(self, *args, **kwargs):
             self._peak_usage, self._token_counts, self._to_check = 0.0, {}, False
+            self._draft_rows = None
             try:
                 super().__init__(*args, **kwargs)
                 watch.name_pools(self)
-                self._draft_rows = probes.DraftRows(self, rank, channel.send)
+                if spec.hicache:  # the rows are evicted and come back
+                    self._draft_rows = probes.DraftRows(self, rank, channel.send)
                 geometry = rank_geometry(self, rank)
             except Exception as error:
                 channel.error("boot", error, rank)
@@ -76,9 +78,10 @@ def _watched(base, watch: Watch, channel: Channel, rank: int):
             if not self._to_check:
                 self._to_check = True
                 channel.send("busy", rank=rank)
-            running = self._draft_rows.running(reqs)
+            running = self._draft_rows.running(reqs) if self._draft_rows else []
             super().process_batch_result(batch, result)
-            self._draft_rows.report_finished(running)
+            if self._draft_rows:
+                self._draft_rows.report_finished(running)
             if rank == 0:
                 self._token_counts.update({req.rid: len(req.output_ids) for req in reqs})
                 channel.send("tokens", count=sum(self._token_counts.values()))

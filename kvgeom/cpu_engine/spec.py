@@ -234,8 +234,8 @@ class EngineReport(_Json):
     """Everything one run showed.
 
     `drafted`: the blocks that a DSPARK draft proposed, by prompt and round. `draft_rows`: a digest
-    of the draft's cache rows of the prompt's whole allocator pages, taken when its request was
-    finished, by prompt and rank.
+    of the draft's cache rows of the prompt's whole allocator pages, taken with `hicache` when its
+    request was finished, by prompt and rank.
 
     `idle_ranks` passed SGLang's idle memory check after the last request.
 

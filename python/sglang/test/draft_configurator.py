@@ -82,10 +82,10 @@ TINY_LLAMA = {
     "num_key_value_heads": 1,
     "head_dim": 4,
 }
-TINY_DSA = {
+TINY_MLA = {
     **_TINY,
-    "architectures": ["DeepseekV32ForCausalLM"],
-    "model_type": "deepseek_v32",
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
     "num_key_value_heads": 8,
     "moe_intermediate_size": 16,
     "kv_lora_rank": 16,
@@ -98,10 +98,15 @@ TINY_DSA = {
     "num_experts_per_tok": 2,
     "first_k_dense_replace": 1,
     "moe_layer_freq": 1,
+    "rope_theta": 10000.0,
+}
+TINY_DSA = {
+    **TINY_MLA,
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "model_type": "deepseek_v32",
     "index_topk": 8,
     "index_head_dim": 128,
     "index_n_heads": 4,
-    "rope_theta": 10000.0,
 }
 
 

@@ -1,10 +1,7 @@
 """Which speculative algorithms HiCache admits under DCP: whole argument resolution."""
 
 import itertools
-import json
-import os
 import shutil
-import tempfile
 import unittest
 
 from sglang.test.test_utils import CustomTestCase, maybe_stub_sgl_kernel
@@ -14,39 +11,10 @@ maybe_stub_sgl_kernel()
 from sglang.srt.server_args import prepare_server_args
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.test.ci.ci_register import register_cpu_ci
+from sglang.test.draft_configurator import TINY_LLAMA, TINY_MLA, write_config
 
 register_cpu_ci(est_time=30, suite="base-a-test-cpu")
 
-TINY = {
-    "hidden_size": 64,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": 64,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "torch_dtype": "float32",
-    "hidden_act": "silu",
-}
-LLAMA = {**TINY, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-MLA = {
-    **TINY,
-    "architectures": ["DeepseekV2ForCausalLM"],
-    "model_type": "deepseek_v2",
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 8,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "moe_intermediate_size": 16,
-}
 ALGORITHMS = [a.name for a in SpeculativeAlgorithm if not a.is_none()]
 REFUSAL = "HiCache with --dcp-size > 1 .*DSPARK"
 
@@ -54,29 +22,26 @@ REFUSAL = "HiCache with --dcp-size > 1 .*DSPARK"
 class TestHiCacheDcpGate(CustomTestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.mkdtemp()
-        for name, config in {"llama": LLAMA, "mla": MLA}.items():
-            os.mkdir(os.path.join(cls.folder, name))
-            with open(os.path.join(cls.folder, name, "config.json"), "w") as file:
-                json.dump(config, file)
+        cls.models = {
+            "llama": write_config(TINY_LLAMA),
+            "mla": write_config(TINY_MLA),
+        }
 
     @classmethod
     def tearDownClass(cls):
-        shutil.rmtree(cls.folder)
+        for folder in cls.models.values():
+            shutil.rmtree(folder)
 
     def resolve(self, algorithm, *extra, hicache=True, dcp_size=8, model="mla"):
         """Parse and resolve, as a launch does."""
         # DSPARK and DFLASH are refused for any device but CUDA.
         argv = ["--device", "cuda", "--tp-size", "8", "--dcp-size", str(dcp_size)]
-        argv += ["--model-path", os.path.join(self.folder, model), *extra]
+        argv += ["--model-path", self.models[model], *extra]
         if hicache:
             argv.append("--enable-hierarchical-cache")
         if algorithm:
             argv += ["--speculative-algorithm", algorithm]
-            argv += [
-                "--speculative-draft-model-path",
-                os.path.join(self.folder, "llama"),
-            ]
+            argv += ["--speculative-draft-model-path", self.models["llama"]]
         server_args = prepare_server_args(argv)
         if hasattr(server_args, "resolve_once"):
             server_args.resolve_once()
