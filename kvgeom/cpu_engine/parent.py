@@ -244,7 +244,6 @@ def _tail(log: Path) -> str:
 def main() -> None:
     """Import, then serve specs until standard input closes."""
     scratch, device = sys.argv[1:]
-    os.environ["TMPDIR"] = scratch
     try:
         _serve(device)
     finally:

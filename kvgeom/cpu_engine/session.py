@@ -61,7 +61,12 @@ class Session:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env={**os.environ, **settings, "PYTHONPATH": os.pathsep.join(path)},
+            env={
+                **os.environ,
+                **settings,
+                "TMPDIR": str(self._scratch),  # before an import of the child can ask for it
+                "PYTHONPATH": os.pathsep.join(path),
+            },
             start_new_session=True,
         )
 
