@@ -26,7 +26,7 @@ from kvgeom.errors import KvgeomError
 if TYPE_CHECKING:
     from kvgeom.boot_checks import Claim
     from kvgeom.boot_show import Steps
-    from kvgeom.cpu_engine import EngineReport, EngineSpec
+    from kvgeom.cpu_engine import EngineReport, EngineSpec, Session
     from kvgeom.series import Series
     from kvgeom.tree import Tree
 
@@ -226,43 +226,52 @@ def run(
     copies: dict[str | None, list[str]] = {}
     for name in specs:
         copies.setdefault(boot_rows.STACK.get(name), []).append(name)
-    steps = [s for last, names in copies.items() for s in (*_preparation(last), *names)]
+    steps = [f"copy{_which(last)}" for last in copies]
+    steps += [s for last, names in copies.items() for s in (f"import{_which(last)}", *names)]
+    device = next(iter(specs.values())).device
     reports = {}
     try:
         check_release(str(found.release))
-        with Steps(console, steps) as shown:
+        with Steps(console, steps) as shown, ExitStack() as held:
+            # All of them first: one copy's engines run while the next is imported.
+            sessions = {last: _session(stack, found, shown, held, last, device) for last in copies}
             for last, names in copies.items():
                 runs = {name: specs[name] for name in names}
-                reports |= _run_on_one_copy(stack.upto(last), found, runs, shown, last)
+                reports |= _run_on_one_copy(sessions[last], runs, shown, f"import{_which(last)}")
     except EngineSetupError as error:
         raise KvgeomError(str(error)) from None
     return reports
 
 
-def _preparation(last: str | None) -> tuple[str, str]:
-    """The names of the steps before the engines of a copy."""
-    which = "" if last is None else f" up to {last}" if last else " of the release"
-    return f"copy{which}", f"import{which}"
+def _which(last: str | None) -> str:
+    """What the names of a copy's steps end with: `last` is the last PR in it."""
+    return "" if last is None else f" up to {last}" if last else " of the release"
 
 
-def _run_on_one_copy(
-    stack: Series, found: Tree, specs: dict[str, EngineSpec], shown: Steps, last: str | None
-) -> dict[str, EngineReport]:
+def _session(
+    stack: Series, found: Tree, shown: Steps, held: ExitStack, last: str | None, device: str
+) -> Session:
+    """A copy and the start of its import; `held` ends them."""
     from kvgeom.boot_tree import patched
     from kvgeom.cpu_engine import session
 
-    copying, importing = _preparation(last)
+    name = f"copy{_which(last)}"
+    with shown.step(name) as on_event:
+        copy = held.enter_context(
+            patched(stack.upto(last), found, lambda text: on_event(name, text))
+        )
+    return held.enter_context(session(copy.package.parent, device))
+
+
+def _run_on_one_copy(
+    engines: Session, specs: dict[str, EngineSpec], shown: Steps, importing: str
+) -> dict[str, EngineReport]:
     reports = {}
-    with ExitStack() as held:
-        with shown.step(copying) as on_event:
-            copy = held.enter_context(patched(stack, found, lambda text: on_event(copying, text)))
-        device = next(iter(specs.values())).device
-        engines = held.enter_context(session(copy.package.parent, device))
-        with shown.step(importing) as on_event:
-            engines.wait_ready(lambda stage, detail: on_event(importing, detail))
-        for name, spec in specs.items():
-            with shown.step(name) as on_event:
-                reports[name] = engines.run(spec, on_event=on_event, timeout=_TIMEOUT_S)
+    with shown.step(importing) as on_event:
+        engines.wait_ready(lambda stage, detail: on_event(importing, detail))
+    for name, spec in specs.items():
+        with shown.step(name) as on_event:
+            reports[name] = engines.run(spec, on_event=on_event, timeout=_TIMEOUT_S)
     return reports
 
 

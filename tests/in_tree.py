@@ -18,6 +18,9 @@ STACK = series.load()
 UNIT = "test/registered/unit/"  # the others need GPUs
 PRS = [pr.id for pr in STACK.prs if any(f.startswith(UNIT) for f in pr.files)]
 
+# Minutes each, and run once: a sweep of its class (tree, chain, block, n-gram) stays.
+LONG = {"test_eagle3", "test_standalone", "test_frozen_kv_mtp", "test_dspark"}
+
 # Tests that only some releases can run, and why.
 ONLY = {
     "test_draft_tokens_are_logical_already": (">=0.5.21", "no logical_token_capacity before"),
@@ -70,7 +73,8 @@ def outcomes(
     say. `before`: folders whose packages come before the environment's."""
     report = root.parent / f"{root.name}.xml"
     path = os.pathsep.join(map(str, (root, *before)))
-    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}  # ours, not theirs
+    env |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     env["TRITON_INTERPRET"] = "1"  # the table tests set it themselves, but not before their peers
     env["OMP_NUM_THREADS"] = "1"  # small tensors; threads that spin would take the other core
     command = ["-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "--rootdir=/"]

@@ -1,13 +1,11 @@
-"""`kvgeom releases`: wheels fetched by pip from an index of ours, and SGLang's own at the end."""
+"""`kvgeom releases`: wheels fetched by pip from an index of ours."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import importlib.util
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -19,82 +17,21 @@ from pathlib import Path
 
 import pytest
 import test_tree_kill
-from conftest import REPOSITORY, kvgeom_checkout, make_series, make_tree, snapshot
+from conftest import REPOSITORY
 from filelock import FileLock
+from little_index import (  # noqa: F401
+    OWN,
+    content,
+    fetch,
+    index,
+    make_wheel,
+    no_index,
+    refused,
+    run,
+)
 
-from kvgeom import releases, releases_table, series, tree
+from kvgeom import releases, tree
 from kvgeom.errors import KvgeomError
-
-MARKERS = "<!-- kvgeom releases --table -->\n", "<!-- end of the table -->"
-OWN = {"sglang/__init__.py": b"", "sglang/srt/pool.py": b"rows = 4\n"}
-
-
-def make_wheel(
-    index: Path,
-    name: str,
-    version: str,
-    files: dict[str, bytes],
-    lie: str = "",
-    compression: int = zipfile.ZIP_STORED,
-) -> Path:
-    """A wheel with a RECORD, which is wrong about the file `lie`."""
-    info = f"{name}-{version}.dist-info"
-    about = {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files, record = {**files, **about}, []
-    for path, data in files.items():
-        digest = hashlib.sha256(b"other" if path == lie else data).digest()
-        text = base64.urlsafe_b64encode(digest).decode().rstrip("=")
-        record.append(f"{path},sha256={text},{len(data)}\n")
-    files[f"{info}/RECORD"] = "".join([*record, f"{info}/RECORD,,\n"]).encode()
-    index.mkdir(exist_ok=True)
-    wheel = index / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w", compression) as archive:
-        for path, data in files.items():
-            archive.writestr(path, data)
-    return wheel
-
-
-@pytest.fixture
-def index(tmp_path, monkeypatch) -> Path:
-    """All that pip can download: a folder with some wheels. The cache is empty."""
-    folder = tmp_path / "index"
-    for release in ("0.5.17", "0.5.22", "0.5.23"):
-        make_wheel(folder, "sglang", release, OWN)
-    make_wheel(folder, "transformers", "5.12.1", {"transformers/__init__.py": b"old = True\n"})
-    make_wheel(folder, "tokenizers", "0.22.2", {"tokenizers/__init__.py": b""})
-    for key in [k for k in os.environ if k.startswith("PIP_")]:
-        monkeypatch.delenv(key)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    return folder
-
-
-@pytest.fixture
-def no_index(index, monkeypatch):
-    """Call it, and pip finds nothing any more."""
-    return lambda: monkeypatch.setenv("PIP_FIND_LINKS", str(index.parent / "none"))
-
-
-def run(*arguments: str, **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "kvgeom.cli", "releases", *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, **options)
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def fetch(*names: str) -> list[str]:
-    """The results."""
-    return [str(f.result) for f in releases.fetch(names, lambda text: None)]
-
-
-def content() -> dict[str, tuple]:
-    """The cache without its lock."""
-    return {k: v for k, v in snapshot(releases.cache()).items() if k != ".lock"}
 
 
 def test_fetched_once(index, no_index):
@@ -213,16 +150,6 @@ def test_a_damaged_wheel_is_refused(index, how):
     done = run("0.5.22", "0.5.23")
     assert done.returncode == 1 and "sglang-0.5.23-py3-none-any.whl" in done.stderr
     assert {k.split("/")[0] for k in content()} == {"0.5.22"}  # what is finished stays
-
-
-def refused(done: subprocess.CompletedProcess, code: int, *words: str) -> None:
-    """Two sentences on stderr after the progress, and nothing in the cache."""
-    assert done.returncode == code and done.stdout == "", done
-    first, second = [x for x in done.stderr.splitlines() if x.startswith("kvgeom: ")]
-    assert first.startswith("kvgeom: error: ")
-    for word in words:
-        assert word in f"{first}\n{second}"
-    assert not releases.cache().is_dir() or content() == {}
 
 
 def test_wrong_arguments(index):
@@ -362,110 +289,3 @@ def test_one_that_never_ends(index, monkeypatch):
         pytest.raises(KvgeomError, match="another kvgeom has been fetching"),
     ):
         fetch("0.5.23")
-
-
-@pytest.fixture
-def little_stack(index, tmp_path):
-    """The command with a series of ours, and two releases of ours in the index; PR `two` is
-    upstream in the newer one, PR `three` is only for that."""
-    little = make_series(tmp_path / "series")
-    text = (tmp_path / "series/series.toml").read_text()
-    text = text.replace('title = "[mem_cache] W', 'red = "<0.5.23"\ntitle = "[mem_cache] W')
-    text += '[[pr]]\nid = "three"\ntitle = "Three"\nfiles = ["test/three.py"]\n'
-    little.toml(text + 'when = ">=0.5.23"\nabsent = "nothing to test there"\n')
-    little.file("test/three.py", "assert True\n")
-    rows = tmp_path / "series/python/sglang/srt/mem_cache/rows.py.edits.toml"
-    rows.write_text(rows.read_text() + 'satisfied = "n + 16"\n')
-    pools = tmp_path / "series/python/sglang/srt/mem_cache/pools.py.edits.toml"
-    pools.write_text(pools.read_text().replace('id = "check"', 'id = "check"\nwhen = "<0.5.23"'))
-    for release in ("0.5.22", "0.5.23"):
-        root = make_tree(tmp_path / release, release)
-        if release == "0.5.23":
-            path = root / "sglang/srt/mem_cache/rows.py"
-            path.write_text(path.read_text().replace("n + 4", "n + 16"))
-        files = {str(p.relative_to(root)): p.read_bytes() for p in root.glob("sglang/**/*.py")}
-        make_wheel(index, "sglang", release, files)
-    (tmp_path / "checkout").mkdir()
-    command = kvgeom_checkout(tmp_path / "checkout", little.root)
-
-    def call(*arguments: str) -> subprocess.CompletedProcess:
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True)
-        assert "Traceback" not in done.stderr
-        return done
-
-    return call
-
-
-def test_a_release_is_added_by_one_command(little_stack):
-    done = little_stack("lock", "--release", "0.5.22")
-    assert done.returncode == 1 and done.stdout.count(" 0.5.22: - -> ") == 3
-    assert "sglang==0.5.22: unpacking" in done.stderr
-    assert little_stack("lock", "--tree", str(releases.tree("0.5.22"))).stdout == done.stdout
-    done = little_stack("lock", "--release", "0.5.22", "--update")
-    assert done.returncode == 0 and done.stdout.endswith("series.lock: 3 lines written\n")
-    done = little_stack("lock", "--release", "0.5.22")
-    assert (done.returncode, done.stdout) == (0, "series.lock agrees with this tree\n")
-    done = little_stack("lock", "--release", "0.5.22", "--tree", ".")
-    assert done.returncode == 2 and "exclude each other" in done.stderr
-    assert little_stack("lock", "--release", "9.9").returncode == 1
-
-
-def test_the_table(little_stack):
-    for release in ("0.5.22", "0.5.23"):
-        assert little_stack("lock", "--release", release, "--update").returncode == 0
-    done = little_stack("releases", "--table")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "| PR | 0.5.22 | 0.5.23 |",
-        "| --- | --- | --- |",
-        "| one | applied | applied |",
-        "| two | applied, red | upstream |",
-        "| three | absent | applied |",
-        "",
-        "`three` is absent from 0.5.22: nothing to test there",
-    ]
-    assert "table: 0.5.23: planning" in done.stderr
-    found = json.loads(little_stack("releases", "--table", "--json").stdout)
-    assert found["releases"] == ["0.5.22", "0.5.23"]
-    assert found["prs"][2]["releases"]["0.5.22"] == {
-        "state": "absent", "red": False, "absent": "nothing to test there",
-    }  # fmt: skip
-    (releases.tree("0.5.22") / "sglang/srt/mem_cache/rows.py").write_text("mine = 1\n")
-    assert little_stack("releases", "--table").stdout == done.stdout  # SGLang's own, always
-
-
-def test_the_table_of_a_release_that_does_not_fit(little_stack, index, tmp_path):
-    little_stack("lock", "--release", "0.5.22", "--update")
-    shutil.rmtree(releases.tree("0.5.22"))
-    make_wheel(index, "sglang", "0.5.22", OWN)
-    done = little_stack("releases", "--table")
-    assert done.returncode == 1 and "does not fit this SGLang 0.5.22" in done.stderr
-
-
-# SGLang's own wheels, from where pip is set up to download.
-
-
-def test_a_real_release(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert fetch("0.5.17") == ["fetched"] * 3
-    assert str(tree.find(releases.tree("0.5.17")).release) == "0.5.17"
-    assert fetch("0.5.17") == ["in place"] * 3
-
-
-@pytest.fixture(scope="module")
-def stack() -> series.Series:
-    """The series; its releases are in the user's cache."""
-    found = series.load()
-    releases.fetch(found.lock.releases, lambda text: None)
-    return found
-
-
-def test_the_readme_shows_the_table(stack):
-    cells = releases_table.matrix(stack, lambda release: None)
-    for pr, cell in [(pr, c) for found in cells.values() for pr, c in found.items()]:
-        assert not cell.red or cell.state == "applied", f"{pr}: {cell}"
-    readme = (stack.root / "README.md").read_text("utf-8")
-    start, end = map(re.escape, MARKERS)
-    shown = re.findall(f"{start}(.*?){end}", readme, re.DOTALL)
-    assert len(shown) == 1, f"README.md: the table goes between {MARKERS}"
-    assert shown[0].strip() == releases_table.markdown(stack, cells).strip()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import RELEASE, linked_copy, snapshot
-from in_tree import ONLY, PRS, STACK, node_ids, outcomes
+from in_tree import LONG, ONLY, PRS, STACK, node_ids, outcomes
 from packaging.specifiers import SpecifierSet
 from test_in_tree import RED as NEWEST_RED
 
@@ -19,9 +19,6 @@ from kvgeom import actions, releases, tree
 
 EVERY = [str(release) for release in STACK.lock.releases]
 OLDER = [release for release in EVERY if release != RELEASE]
-
-# Minutes each, and on the newest release: a sweep of its class (tree, chain, block, n-gram) stays.
-LONG = {"test_eagle3", "test_standalone", "test_frozen_kv_mtp", "test_dspark"}
 
 # Cheap tests that fail without the edits, what they say (one of several), and on which releases.
 RED = {
