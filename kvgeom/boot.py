@@ -210,8 +210,7 @@ def engine_specs(pair: str, tp: int, dcp: int, device: str = "cpu") -> dict[str,
 
 def _prompt_to_the_end(spec: EngineSpec) -> tuple[int, ...]:
     """A prompt whose last token lies one row past a draft pool that is paged by `spec.page`."""
-    width = spec.page * spec.dcp
-    length = spec.max_total_tokens * spec.dcp - width + spec.page + 1
+    length = (spec.max_total_tokens - spec.page) * spec.dcp + spec.page + 1
     return tuple(3 + 7 * i % 120 for i in range(length))
 
 

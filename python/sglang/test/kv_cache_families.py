@@ -23,13 +23,7 @@ from sglang.srt.mem_cache.allocator.swa import (
 from sglang.srt.mem_cache.hisparse_memory_pool import HiSparseDSATokenToKVPool
 from sglang.srt.mem_cache.memory_pool import KVCache, MiniMaxSparseKVPool
 from sglang.srt.runtime_context import get_context, get_parallel
-from sglang.test.kv_pools import (
-    DTYPE,
-    build_with,
-    mamba_params,
-    mha_pool,
-    swa_pool,
-)
+from sglang.test.kv_pools import DTYPE, build_with, mamba_params, mha_pool, swa_pool
 
 _OWNER = {"dtype": DTYPE, "device": "cpu", "need_sort": False}
 _UNIFIED = {
