@@ -31,9 +31,13 @@ def shape(steps: int, topk: int, draft_tokens: int) -> list[str]:
 
 
 COMMANDS = {
-    # The draft shares a widened allocator; its page is 512.
-    "mla dcp": [*MLA, "--dcp-size", "8", "--page-size", "64", "--speculative-algorithm", "EAGLE",
+    # An MHA draft shares a widened allocator of page 512, and indexes it raw.
+    "mla dcp": [*MLA, "--dcp-size", "8", "--page-size", "64", *EAGLE3, *shape(3, 1, 4),
+                "--context-length", "131072"],
+    "mtp dcp": [*MLA, "--dcp-size", "8", "--page-size", "64", "--speculative-algorithm", "EAGLE",
                 *shape(3, 1, 4)],
+    "linear": ["--model-path", "kimi-linear-48b", "--tp-size", "8", "--trust-remote-code"],
+    "chain fa3": [*GQA, *EAGLE3, *shape(3, 1, 4)],
     "plain": [*GQA],
     # SGLang's own parameters for Llama, at its own page of 1: 24 columns short.
     "tree page 1": [*GQA, *EAGLE3, *shape(5, 4, 8), "--attention-backend", "triton"],
@@ -98,9 +102,41 @@ def test_the_known_fault_is_unsafe_on_the_release_and_safe_with_the_series(plann
     assert with_series.geometry.req_to_token.width == use.ends_at
 
 
-def test_pages_above_one_hold_a_tree(planned):
-    for plan in planned["tree page 16"]:
+def test_a_models_own_draft_layer_stores_its_share(planned):
+    """Its pool is as large as a replicated one, and it translates."""
+    for plan in planned["mtp dcp"]:
         assert verdict(plan).word == "safe", verdict(plan)
+        draft = plan.geometry.draft
+        assert draft.indexed == "translated" and draft.page_size == 512
+
+
+@pytest.mark.parametrize(
+    "name, table, missing",
+    [
+        ("tree page 16", "triton draft index buffer", 6),
+        ("tree page 1", "triton draft index buffer", 6),
+        ("chain fa3", "fa3 verify table", 4),
+        ("chain fa3", "fa3 draft table", 2),
+    ],
+)
+def test_attention_tables_end_at_the_context_length_on_the_release(planned, name, table, missing):
+    released, with_series = planned[name]
+    *_, have, reach, covers = figures(released, table)
+    assert (reach - have, covers) == (missing, False) and have == 131072
+    assert verdict(released).word == "unsafe" and verdict(with_series).word == "safe"
+    assert figures(with_series, table)[3:] == (reach, True)
+
+
+def test_a_table_alone_is_the_fault(planned):
+    for name, table in (("tree page 16", "triton draft index"), ("chain fa3", "fa3 verify table")):
+        assert verdict(planned[name][0]).text.startswith(f"the {table}")
+        assert figures(planned[name][0], "req_to_token")[-1] is True
+
+
+def test_a_hybrid_linear_model(planned):
+    for plan in planned["linear"]:
+        assert verdict(plan).word == "safe"
+        assert figures(plan, "target pool")[:3] == (plan.tokens, 1, plan.tokens + 1)
 
 
 def test_without_a_draft(planned):

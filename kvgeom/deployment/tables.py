@@ -121,4 +121,4 @@ def _draft_indices(server: Server, spec) -> Table:
     committed = spec.committed(server.context)
     used = draft_kv_indices_used_len(committed * REQS, spec.topk, branches, spec.steps - 1)
     columns = backend.cuda_graph_kv_indices.shape[1] // branches
-    return Table(f"{server.draft} draft indices", columns, used // branches)
+    return Table(f"{server.draft} draft index buffer", columns, used // branches)
