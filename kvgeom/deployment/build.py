@@ -25,11 +25,13 @@ _IMPORTS = (
 _REFUSALS = (ValueError, NotImplementedError, AssertionError, RuntimeError)
 
 
-def preload() -> None:
-    """Import what every plan needs."""
+def preload(requests: list[Request]) -> None:
+    """Import what the plans need, once for all of them."""
     stub.install()  # the installed kernels need libcuda
     for name in _IMPORTS:
         importlib.import_module(name)
+    if any(word.startswith("--speculative") for r in requests for word in r.arguments):
+        _use_series_tests()
 
 
 def plan(request: Request) -> TreePlan:
@@ -182,7 +184,11 @@ def _use_series_tests() -> None:
     """Lets `sglang.test` find the series' test modules in a tree that it is not applied to."""
     import sglang.test
 
-    sglang.test.__path__.append(str(series.find_root() / "python/sglang/test"))
-    # It takes the first digit of what hides the GPUs of this machine.
+    ours = str(series.find_root() / "python/sglang/test")
+    if ours in sglang.test.__path__:
+        return
+    sglang.test.__path__.append(ours)
+    # sglang.test.test_utils takes the first digit of what hides the GPUs of this machine.
     with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="0"):
-        importlib.import_module("sglang.test.test_utils")
+        importlib.import_module("sglang.test.attention_backends")
+    importlib.import_module("sglang.test.decode_prepare")

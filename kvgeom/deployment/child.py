@@ -21,7 +21,7 @@ def main() -> None:
     from kvgeom.deployment.spec import Request
 
     requests = [Request(**json.loads(line)) for line in sys.stdin]
-    build.preload()
+    build.preload(requests)
     for request in requests:
         pid = os.fork()
         if pid == 0:
