@@ -43,6 +43,8 @@ COMMANDS = {
     "tree page 1": [*GQA, *EAGLE3, *shape(5, 4, 8), "--attention-backend", "triton"],
     "tree page 16": [*GQA, *EAGLE3, *shape(5, 4, 8), "--attention-backend", "triton",
                      "--page-size", "16"],
+    "tree fa3": [*GQA, *EAGLE3, *shape(5, 4, 8), "--attention-backend", "fa3",
+                 "--context-length", "8192"],
     "capped": [*GQA, "--max-total-tokens", "65536"],
     "refused": [*MLA, "--dcp-size", "8", "--enable-hierarchical-cache",
                 "--speculative-algorithm", "EAGLE", *shape(3, 1, 4)],
@@ -126,6 +128,15 @@ def test_attention_tables_end_at_the_context_length_on_the_release(planned, name
     assert (reach - have, covers, have) == (missing, False, context)
     assert verdict(released).word == "unsafe" and verdict(with_series).word == "safe"
     assert figures(with_series, table)[3:] == (reach, True)
+
+
+def test_a_trees_prefix_table_holds_the_committed_tokens(planned):
+    """Verify and draft keep a tree's own tokens in a second table."""
+    for name, covers in zip(("released", "with series"), (False, True), strict=True):
+        plan = planned["tree fa3"][name == "with series"]
+        for table in ("fa3 verify table", "fa3 draft table"):
+            *_, have, reach, found = figures(plan, table)
+            assert (found, reach) == (covers, 8192 - 4 + 5 + 1), (name, table, have)
 
 
 def test_a_table_alone_is_the_fault(planned):

@@ -52,7 +52,7 @@ def _runner(server: Server, *, draft: bool) -> SimpleNamespace:
     return runner(server.context, server.row, server.page, mla=server.mla, draft=draft)
 
 
-def _captured(backend, batch) -> SimpleNamespace:
+def _captured(server: Server, backend, batch) -> SimpleNamespace:
     """The backend's own metadata after a capture of `batch`."""
     from sglang.test.attention_tables import REQS, Guards
 
@@ -60,6 +60,8 @@ def _captured(backend, batch) -> SimpleNamespace:
         backend.init_cuda_graph_state(REQS, batch.positions.numel())
         backend.init_forward_metadata_out_graph(batch, in_capture=True)
         backend.init_forward_metadata_in_graph(batch)
+        if server.topk > 1:  # a tree's prefix is filled by a replay
+            backend.init_forward_metadata_out_graph(batch)
     if hasattr(backend, "forward_decode_metadata"):
         found = backend.forward_decode_metadata
         return SimpleNamespace(table=found.block_kv_indices, lengths=found.seq_lens_k)
@@ -71,6 +73,8 @@ def _table(name: str, runner, found: SimpleNamespace) -> Table:
     from sglang.test.attention_tables import absent_pages
 
     length = int(found.lengths.max())
+    if length == 0:
+        raise RuntimeError(f"the {name} was not filled")
     absent = max(absent_pages(runner, found.table, length))
     held = (-(-length // runner.page_size) - absent) * runner.page_size
     return Table(name, columns=held, ends_at=length)
@@ -90,7 +94,7 @@ def _target_table(server: Server, spec) -> Table:
         asked.spec_info.custom_mask = torch.ones(REQS * cells, dtype=torch.bool)
     with Guards():
         backend = build(_TARGET[server.target], runner)
-    return _table(f"{server.target} verify table", runner, _captured(backend, asked))
+    return _table(f"{server.target} verify table", runner, _captured(server, backend, asked))
 
 
 def _draft_table(server: Server, spec) -> Table:
@@ -105,7 +109,7 @@ def _draft_table(server: Server, spec) -> Table:
     asked.out_cache_loc = torch.arange(REQS * spec.topk * spec.steps)
     with Guards():
         steps = build(_DRAFT[server.draft], runner, spec.topk, spec.steps).attn_backends
-    return _table(f"{server.draft} draft table", runner, _captured(steps[-1], asked))
+    return _table(f"{server.draft} draft table", runner, _captured(server, steps[-1], asked))
 
 
 def _draft_indices(server: Server, spec) -> Table:
