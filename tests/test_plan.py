@@ -45,6 +45,11 @@ COMMANDS = {
                      "--page-size", "16"],
     "tree fa3": [*GQA, *EAGLE3, *shape(5, 4, 8), "--attention-backend", "fa3",
                  "--context-length", "8192"],
+    "standalone": [*GQA, "--speculative-algorithm", "STANDALONE",
+                   "--speculative-draft-model-path", "llama-3-70b", "--page-size", "16",
+                   "--context-length", "8192"],
+    "ngram": [*GQA, "--speculative-algorithm", "NGRAM", "--page-size", "16",
+              "--attention-backend", "flashinfer"],
     "capped": [*GQA, "--max-total-tokens", "65536"],
     "refused": [*MLA, "--dcp-size", "8", "--enable-hierarchical-cache",
                 "--speculative-algorithm", "EAGLE", *shape(3, 1, 4)],
@@ -53,6 +58,28 @@ COMMANDS = {
     "no model": ["--model-path", "/nowhere"],
     "pipeline": [*GQA, "--pp-size", "2"],
 }  # fmt: skip
+
+
+# A draft of one layer that proposes a block of 7 at once.
+BLOCK_DRAFT = {
+    "architectures": ["Qwen3DSparkModel"],
+    "model_type": "qwen3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "block_size": 7,
+    "markov_rank": 16,
+    "markov_head_type": "vanilla",
+    "mask_token_id": 129279,
+    "num_target_layers": 61,
+    "target_layer_ids": [0],
+    "torch_dtype": "bfloat16",
+}
 
 
 def request(arguments: list[str], **changes) -> Request:
@@ -64,7 +91,20 @@ def planned(tmp_path_factory):
     """planned[name] -> (the release's answer, the series'), for every command."""
     unreadable = tmp_path_factory.mktemp("unreadable")
     (unreadable / "config.json").write_text("{")
+    block = tmp_path_factory.mktemp("block")
+    (block / "config.json").write_text(json.dumps(BLOCK_DRAFT))
     commands = COMMANDS | {
+        "block dcp": [
+            *MLA,
+            "--dcp-size",
+            "8",
+            "--page-size",
+            "64",
+            "--speculative-algorithm",
+            "DSPARK",
+            "--speculative-draft-model-path",
+            str(block),
+        ],
         "no config": ["--model-path", str(tmp_path_factory.mktemp("empty"))],
         "unreadable": ["--model-path", str(unreadable)],
     }
@@ -143,6 +183,19 @@ def test_a_table_alone_is_the_fault(planned):
     for name, table in (("tree page 16", "triton draft index"), ("chain fa3", "fa3 verify table")):
         assert verdict(planned[name][0]).text.startswith(f"the {table}")
         assert figures(planned[name][0], "req_to_token")[-1] is True
+
+
+@pytest.mark.parametrize("name", ["standalone", "ngram", "block dcp"])
+def test_other_algorithms(planned, name):
+    for plan in planned[name]:
+        assert plan.stop is None, plan.stop
+        assert (plan.geometry.draft is None) == (name == "ngram")
+        assert figures(plan, "req_to_token")[-1] is True
+    if name == "block dcp":
+        size, page, have, reach, covers = figures(plan, "draft pool")
+        assert (size, page, have, covers) == (plan.tokens * 8, 512, reach, True)
+        assert plan.settings["speculative_num_draft_tokens"] == 8
+        assert "not looked at: page tables" in verdict(plan).text
 
 
 def test_a_hybrid_linear_model(planned):

@@ -33,8 +33,8 @@ def show(out: Console, request: Request, installed: TreePlan, with_series: TreeP
         _line(out, tokens_line(request, plan))
         for line in diagram(spans(plan)):
             _line(out, line)
-    for what in installed.not_planned:
-        _line(out, f"Not covered here: {what}.")
+    if verdict(installed).word == "unsafe" and installed.not_planned:
+        _line(out, f"Not looked at: {', '.join(installed.not_planned)}.")
 
 
 def _same(plan: TreePlan, other: TreePlan) -> bool:

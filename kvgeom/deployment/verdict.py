@@ -97,7 +97,10 @@ def verdict(plan: TreePlan) -> Verdict:
         return Verdict(Word.REFUSED, f"{who}: {plan.stop.message}")
     short = [row for row in rows(plan) if row.covers is False]
     if not short:
-        return Verdict(Word.SAFE, "every pool, row and table covers what indexes it")
+        told = "every pool, row and table that was built covers what indexes it"
+        if plan.not_planned:
+            told += f"; not looked at: {', '.join(plan.not_planned)}"
+        return Verdict(Word.SAFE, told)
     more = f" (and {len(short) - 1} more)" if len(short) > 1 else ""
     faults = {ROW: _row_fault, TARGET: _pool_fault, DRAFT: _pool_fault}
     say = faults.get(short[0].structure, _table_fault)
