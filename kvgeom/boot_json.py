@@ -47,11 +47,11 @@ def as_json(
     return json.dumps(out, indent=2)
 
 
-def check_target(json_file: str | None) -> Path | None:
-    """Where --json goes, None for standard output; KvgeomError (2) before any work is done."""
-    if json_file in (None, "-"):
+def check_target(file: str | None, option: str = "--json") -> Path | None:
+    """Where an option's file goes, None for standard output; KvgeomError (2) before any work."""
+    if file in (None, "-"):
         return None
-    path = Path(json_file).expanduser().resolve()
+    path = Path(file).expanduser().resolve()
     if path.exists() and not path.is_file():
         why = "is not an ordinary file"
     elif not path.parent.is_dir():
@@ -61,7 +61,7 @@ def check_target(json_file: str | None) -> Path | None:
     else:
         return path
     raise KvgeomError(
-        f"--json {json_file}: {why}", "name a file in a folder that can be written, or -", 2
+        f"{option} {file}: {why}", "name a file in a folder that can be written, or -", 2
     )
 
 
@@ -72,6 +72,6 @@ def write(path: Path, text: str) -> None:
         temporary.write_text(text + "\n")
         os.replace(temporary, path)
     except OSError as error:
-        raise KvgeomError(f"{path}: {error.strerror}; the JSON was not written") from None
+        raise KvgeomError(f"{path}: {error.strerror}; it was not written") from None
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The command line: `kvgeom status | apply | revert | diff | lock | boot | releases | export`."""
+"""The command line: `kvgeom status | apply | revert | diff | lock | plan | boot | ...`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kvgeom import __version__
 from kvgeom.boot import boot
 from kvgeom.errors import KvgeomError
 from kvgeom.export_cli import export
+from kvgeom.plan_cli import plan
 from kvgeom.releases_cli import fetched, releases
 
 app = typer.Typer(
@@ -210,6 +211,7 @@ def _nothing() -> Iterator[None]:
     yield
 
 
+app.command()(plan)
 app.command()(boot)
 app.command()(releases)
 app.command()(export)

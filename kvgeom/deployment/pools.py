@@ -1,0 +1,184 @@
+"""The real configurators, pools and allocator of a published launch command, for rank 0.
+
+Every tensor that they make is a meta tensor: it has its shape and no bytes, so a pool of a hundred
+gigabytes is built with the rows that it would have. Free GPU memory is the request's; weights are
+not loaded, so what a loaded model alone knows (a KV dtype that its checkpoint sets) is not seen.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from kvgeom.deployment.arguments import Stopped
+from kvgeom.deployment.spec import Request
+
+
+class OnMeta(TorchFunctionMode):
+    """Makes on the meta device what code inside it makes on a named device by its shape."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is not None and func is not torch.tensor:
+            kwargs["device"] = "meta"
+        kwargs.pop("pin_memory", None)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def memory(request: Request):
+    """Inside, this much GPU memory is free, on every GPU, and pools take none of it."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.runtime_context import get_parallel
+
+    module = "sglang.srt.mem_cache.kv_cache_configurator"
+    free = request.gpu_memory - request.weights
+    with (
+        patch(f"{module}.get_available_gpu_memory", lambda *args, **kwargs: free),
+        get_parallel().override(world_group=SimpleNamespace(cpu_group=None)),
+        # It copies the first row onto itself, to compile the kernel.
+        patch.object(MHATokenToKVPool, "_init_kv_copy_and_warmup", lambda self: None),
+        OnMeta(),
+    ):
+        yield
+
+
+def build(server_args, request: Request) -> SimpleNamespace:
+    """What `kvgeom.cpu_engine.geometry` reads of a scheduler: runners of target and draft.
+
+    Stopped where the command is for a kind of model or server that is not planned.
+    """
+    from sglang.srt.runtime_context import get_spec
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    algorithm = SpeculativeAlgorithm.from_string(get_spec().speculative_algorithm)
+    check_planned(server_args, algorithm)
+    with memory(request):
+        target, pool_config = _runner(server_args, request, algorithm)
+        draft = None
+        if _has_draft_pool(algorithm):
+            draft, _ = _runner(server_args, request, algorithm, target, pool_config)
+    host = SimpleNamespace(mem_pool_host=SimpleNamespace(entry_map={}))
+    worker = draft and SimpleNamespace(draft_worker=SimpleNamespace(draft_runner=draft))
+    return SimpleNamespace(
+        tp_worker=SimpleNamespace(model_runner=target),
+        draft_worker=worker,
+        tree_cache=SimpleNamespace(cache_controller=host),
+    )
+
+
+def check_planned(server_args, algorithm) -> None:
+    """Stopped for a server whose pools are made in a way that `build` does not follow."""
+    from sglang.srt.arg_groups.overrides import post_capture_kv_sizing_planned
+    from sglang.srt.runtime_context import get_memory, get_parallel, get_schedule, get_spec
+
+    parallel = get_parallel()
+    reasons = {
+        "pipeline parallelism (--pp-size)": parallel.pp_size > 1,
+        "prefill context parallelism": parallel.attn_cp_size > 1,
+        "--enable-unified-memory": get_memory().enable_unified_memory,
+        "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": post_capture_kv_sizing_planned(server_args),
+        "--enable-hisparse": get_memory().enable_hisparse,
+        "--enable-multi-layer-eagle": get_spec().enable_multi_layer_eagle,
+        "--prefill-only-disable-kv-cache": get_schedule().prefill_only_disable_kv_cache,
+        f"--speculative-algorithm {get_spec().speculative_algorithm}": not (
+            algorithm.is_none() or algorithm.is_ngram() or _has_draft_pool(algorithm)
+        ),
+    }
+    for what, found in reasons.items():
+        if found:
+            raise Stopped("kvgeom", f"a plan does not cover {what}")
+
+
+def _has_draft_pool(algorithm) -> bool:
+    if algorithm.is_frozen_kv_mtp():
+        return False
+    return algorithm.is_eagle() or algorithm.is_standalone() or algorithm.is_dspark()
+
+
+def _runner(server_args, request: Request, algorithm, target=None, pool_config=None):
+    """(what a ModelRunner has after its pools are made, its MemoryPoolConfig).
+
+    With `target`, the draft that shares its allocator and rows.
+    """
+    from sglang.srt.configs.model_config import AttentionArch, ModelConfig
+    from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+    from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
+    from sglang.srt.model_executor.model_runner_components import (
+        layer_setup,
+        load_model_utils,
+        spec_aux_hidden_state,
+    )
+    from sglang.srt.runtime_context import get_model, get_parallel, get_schedule, get_spec
+
+    is_draft = target is not None
+    shared = target or SimpleNamespace(req_to_token_pool=None, token_to_kv_pool_allocator=None)
+    config = ModelConfig.from_server_args(
+        server_args,
+        model_path=get_spec().speculative_draft_model_path if is_draft else get_model().model_path,
+        is_draft_model=is_draft,
+        context_length=target.model_config.context_len if is_draft else None,
+    )
+    if config.is_hybrid_swa or config.is_encoder_decoder:
+        kind = "sliding-window" if config.is_hybrid_swa else "encoder-decoder"
+        raise Stopped("kvgeom", f"a plan does not cover {kind} models ({config.model_path})")
+    dtype_name, dtype = configure_kv_cache_dtype(
+        server_args_kv_cache_dtype=get_model().kv_cache_dtype,
+        model=None,
+        model_dtype=config.dtype,
+        is_draft_worker=is_draft,
+        is_dflash=algorithm.is_dflash_family(),
+        speculative_draft_attention_backend=get_spec().speculative_draft_attention_backend,
+        speculative_draft_kv_cache_dtype=get_spec().speculative_draft_kv_cache_dtype,
+    )
+    configurator = KVCacheConfigurator(
+        device="cpu",  # where OnMeta finds the code that makes tensors
+        gpu_id=0,
+        attn_dp_size=get_parallel().attn_dp_size,
+        pp_size=1,
+        pp_group=None,
+        model=None,
+        model_config=config,
+        server_args=server_args,
+        kv_cache_dtype=dtype,
+        kv_cache_dtype_str=dtype_name or get_model().kv_cache_dtype,
+        model_dtype=config.dtype,
+        page_size=get_schedule().page_size,
+        sliding_window_size=load_model_utils.resolve_sliding_window_size(None, config),
+        spec_algorithm=algorithm,
+        is_draft_worker=is_draft,
+        post_capture_kv_active=False,
+        spec_aux_config=spec_aux_hidden_state.resolve_spec_aux_hidden_state_config(
+            server_args=server_args,
+            model_config=config,
+            spec_algorithm=algorithm,
+            is_draft_worker=is_draft,
+        ),
+        is_hybrid_swa=config.is_hybrid_swa,
+        is_hybrid_swa_compress=config.is_hybrid_swa_compress,
+        use_mla_backend=config.attention_arch == AttentionArch.MLA,
+        layer_info=layer_setup.resolve_layer_indices(
+            model=None, model_config=config, is_draft_worker=is_draft
+        ),
+        forward_stream=None,
+        req_to_token_pool=shared.req_to_token_pool,
+        token_to_kv_pool_allocator=shared.token_to_kv_pool_allocator,
+        memory_pool_config=pool_config,
+    )
+    made = configurator.configure(pre_model_load_memory=request.gpu_memory)
+    pool = made.token_to_kv_pool
+    runner = SimpleNamespace(
+        model_config=config,
+        max_total_num_tokens=made.max_total_num_tokens,
+        max_running_requests=made.max_running_requests,
+        req_to_token_pool=made.req_to_token_pool,
+        # A hybrid linear model's pool holds its attention layers' rows in another.
+        token_to_kv_pool=getattr(pool, "full_kv_pool", pool),
+        token_to_kv_pool_allocator=made.token_to_kv_pool_allocator,
+        use_mla_backend=configurator.use_mla_backend,
+    )
+    return runner, made.memory_pool_config

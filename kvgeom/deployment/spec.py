@@ -1,0 +1,98 @@
+"""What to plan, and what one SGLang tree made of it. Plain data, JSON in both directions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvgeom.cpu_engine.spec import RankGeometry
+
+
+class GpuArch(StrEnum):
+    """The GPU that SGLang is told of: its default backends depend on it."""
+
+    SM90 = "sm90"
+    SM100 = "sm100"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One launch command. Memory is GiB of one GPU; `weights` is what weights take of it."""
+
+    arguments: list[str]
+    gpu_memory: float
+    gpu_arch: str
+    weights: float
+
+
+@dataclass(frozen=True)
+class Stop:
+    """What ended the plan. `by`: "arguments" (SGLang's parser), "sglang" (its validation or a
+    constructor), "assertion" (a boot assertion of the series), "kvgeom" (a plan does not cover it).
+    """
+
+    by: str
+    type: str
+    message: str
+
+
+@dataclass(frozen=True)
+class RowUse:
+    """How far decode steps write into a req_to_token row. Counts are tokens.
+
+    `ends_at`: where the real prepare of a decode step ends the KV of a request that has committed
+    `committed`, the most that one which decodes again can have. `overruns_from`: the first
+    committed length whose end lies past the row; None where there is none. Without speculation
+    both are the context length, where a request ends.
+    """
+
+    committed: int
+    reserve: int
+    ends_at: int
+    overruns_from: int | None = None
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the tables of attention backends follow from. `row`: the width of a req_to_token row;
+    `page`: the scheduled page; `target`, `draft`: backends, by SGLang's names."""
+
+    algorithm: str
+    steps: int
+    topk: int
+    draft_tokens: int
+    context: int
+    row: int
+    page: int
+    dcp_size: int
+    mla: bool
+    target: str
+    draft: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of an attention backend, in tokens of one request: how many of them `columns` has,
+    and `ends_at`, how many the longest sequence has."""
+
+    name: str
+    columns: int
+    ends_at: int
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """One tree's answer.
+
+    `settings`: resolved arguments, by SGLang's names. `tokens`: KV tokens of one GPU, SGLang's
+    `max_total_num_tokens`. `not_planned`: structures that a server has and that are not here.
+    """
+
+    release: str
+    stop: Stop | None = None
+    settings: dict[str, str | int | float | None] = field(default_factory=dict)
+    geometry: RankGeometry | None = None
+    row_use: RowUse | None = None
+    tables: list[Table] = field(default_factory=list)
+    tokens: int | None = None
+    not_planned: list[str] = field(default_factory=list)

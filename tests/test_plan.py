@@ -1,0 +1,349 @@
+"""`kvgeom plan` on the real release and on a copy with the series: pools, rows, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kvgeom import boot_tree, plan_cli, series, tree
+from kvgeom.deployment import named_models, svg
+from kvgeom.deployment.run import ask
+from kvgeom.deployment.spec import Request
+from kvgeom.deployment.verdict import rows, verdict
+
+MLA = ["--model-path", "deepseek-v3", "--tp-size", "8"]
+GQA = ["--model-path", "llama-3-70b", "--tp-size", "8"]
+EAGLE3 = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path"]
+EAGLE3 += ["llama-3-70b-eagle3"]
+
+
+def shape(steps: int, topk: int, draft_tokens: int) -> list[str]:
+    names = ("num-steps", "eagle-topk", "num-draft-tokens")
+    values = zip(names, (steps, topk, draft_tokens), strict=True)
+    return [word for name, n in values for word in (f"--speculative-{name}", str(n))]
+
+
+COMMANDS = {
+    # An MHA draft shares a widened allocator of page 512, and indexes it raw.
+    "mla dcp": [*MLA, "--dcp-size", "8", "--page-size", "64", *EAGLE3, *shape(3, 1, 4),
+                "--context-length", "131072"],
+    "mtp dcp": [*MLA, "--dcp-size", "8", "--page-size", "64", "--speculative-algorithm", "EAGLE",
+                *shape(3, 1, 4)],
+    "linear": ["--model-path", "kimi-linear-48b", "--tp-size", "8", "--trust-remote-code"],
+    "chain fa3": [*GQA, *EAGLE3, *shape(3, 1, 4), "--context-length", "8192"],
+    "plain": [*GQA],
+    # SGLang's own parameters for Llama, at its own page of 1: 24 columns short.
+    "tree page 1": [*GQA, *EAGLE3, *shape(5, 4, 8), "--attention-backend", "triton"],
+    "tree page 16": [*GQA, *EAGLE3, *shape(5, 4, 8), "--attention-backend", "triton",
+                     "--page-size", "16"],
+    "tree fa3": [*GQA, *EAGLE3, *shape(5, 4, 8), "--attention-backend", "fa3",
+                 "--context-length", "8192"],
+    "standalone": [*GQA, "--speculative-algorithm", "STANDALONE",
+                   "--speculative-draft-model-path", "llama-3-70b", "--page-size", "16",
+                   "--context-length", "8192"],
+    "ngram": [*GQA, "--speculative-algorithm", "NGRAM", "--page-size", "16",
+              "--attention-backend", "flashinfer"],
+    "capped": [*GQA, "--max-total-tokens", "65536"],
+    "refused": [*MLA, "--dcp-size", "8", "--enable-hierarchical-cache",
+                "--speculative-algorithm", "EAGLE", *shape(3, 1, 4)],
+    "too much": [*GQA, "--mem-fraction-static", "0.05"],
+    "typo": [*GQA, "--dpc-size", "8"],
+    "no model": ["--model-path", "/nowhere"],
+    "pipeline": [*GQA, "--pp-size", "2"],
+}  # fmt: skip
+
+
+# A draft of one layer that proposes a block of 7 at once.
+BLOCK_DRAFT = {
+    "architectures": ["Qwen3DSparkModel"],
+    "model_type": "qwen3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "block_size": 7,
+    "markov_rank": 16,
+    "markov_head_type": "vanilla",
+    "mask_token_id": 129279,
+    "num_target_layers": 61,
+    "target_layer_ids": [0],
+    "torch_dtype": "bfloat16",
+}
+
+
+def request(arguments: list[str], **changes) -> Request:
+    return replace(Request(arguments, 141.0, "sm90", 20.0), **changes)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """planned[name] -> (the release's answer, the series'), for every command."""
+    unreadable = tmp_path_factory.mktemp("unreadable")
+    (unreadable / "config.json").write_text("{")
+    block = tmp_path_factory.mktemp("block")
+    (block / "config.json").write_text(json.dumps(BLOCK_DRAFT))
+    commands = COMMANDS | {
+        "block dcp": [
+            *MLA,
+            "--dcp-size",
+            "8",
+            "--page-size",
+            "64",
+            "--speculative-algorithm",
+            "DSPARK",
+            "--speculative-draft-model-path",
+            str(block),
+        ],
+        "no config": ["--model-path", str(tmp_path_factory.mktemp("empty"))],
+        "unreadable": ["--model-path", str(unreadable)],
+    }
+    requests = [request(arguments) for arguments in commands.values()]
+    found = tree.find(None)
+    installed = ask(found.package, *requests)
+    with boot_tree.patched(series.load(), found, print) as copy:
+        with_series = ask(copy.package, *requests)
+    return dict(zip(commands, zip(installed, with_series, strict=True), strict=True))
+
+
+def figures(plan, structure: str):
+    row = next(row for row in rows(plan) if row.structure == structure)
+    return row.size, row.page, row.rows, row.reach, row.covers
+
+
+def test_a_draft_under_dcp_is_covered(planned):
+    for plan in planned["mla dcp"]:
+        assert verdict(plan).word == "safe", verdict(plan)
+        allocator = plan.geometry.allocator
+        assert allocator.page_size == 512 and plan.settings["page_size"] == 64
+        assert allocator.size == plan.tokens * 8
+        size, page, have, reach, covers = figures(plan, "draft pool")
+        assert (size, page, covers) == (allocator.size, 512, True) and have == reach
+        assert figures(plan, "target pool")[:3] == (plan.tokens, 64, plan.tokens + 64)
+        assert plan.geometry.draft_shares_allocator
+
+
+def test_the_known_fault_is_unsafe_on_the_release_and_safe_with_the_series(planned):
+    released, with_series = planned["tree page 1"]
+    assert verdict(released).word == "unsafe" and verdict(with_series).word == "safe"
+    assert "writes 24 columns past" in verdict(released).text
+    use, table = released.row_use, released.geometry.req_to_token
+    assert (use.committed, use.reserve) == (131072 - 4, 40)
+    assert use.ends_at - table.width == 24 and table.width == 131072 + 12
+    assert use.overruns_from == table.width - 40 + 1
+    assert with_series.geometry.req_to_token.width == use.ends_at
+
+
+def test_a_models_own_draft_layer_stores_its_share(planned):
+    """Its pool is as large as a replicated one, and it translates."""
+    for plan in planned["mtp dcp"]:
+        assert verdict(plan).word == "safe", verdict(plan)
+        draft = plan.geometry.draft
+        assert draft.indexed == "translated" and draft.page_size == 512
+
+
+@pytest.mark.parametrize(
+    "name, table, missing",
+    [
+        ("tree page 16", "triton draft index buffer", 6),
+        ("tree page 1", "triton draft index buffer", 6),
+        ("chain fa3", "fa3 verify table", 4),
+        ("chain fa3", "fa3 draft table", 2),
+    ],
+)
+def test_attention_tables_end_at_the_context_length_on_the_release(planned, name, table, missing):
+    released, with_series = planned[name]
+    *_, have, reach, covers = figures(released, table)
+    context = released.geometry.req_to_token.context_len
+    assert (reach - have, covers, have) == (missing, False, context)
+    assert verdict(released).word == "unsafe" and verdict(with_series).word == "safe"
+    assert figures(with_series, table)[3:] == (reach, True)
+
+
+def test_a_trees_prefix_table_holds_the_committed_tokens(planned):
+    """Verify and draft keep a tree's own tokens in a second table."""
+    for name, covers in zip(("released", "with series"), (False, True), strict=True):
+        plan = planned["tree fa3"][name == "with series"]
+        for table in ("fa3 verify table", "fa3 draft table"):
+            *_, have, reach, found = figures(plan, table)
+            assert (found, reach) == (covers, 8192 - 4 + 5 + 1), (name, table, have)
+
+
+def test_a_table_alone_is_the_fault(planned):
+    for name, table in (("tree page 16", "triton draft index"), ("chain fa3", "fa3 verify table")):
+        assert verdict(planned[name][0]).text.startswith(f"the {table}")
+        assert figures(planned[name][0], "req_to_token")[-1] is True
+
+
+@pytest.mark.parametrize("name", ["standalone", "ngram", "block dcp"])
+def test_other_algorithms(planned, name):
+    for plan in planned[name]:
+        assert plan.stop is None, plan.stop
+        assert (plan.geometry.draft is None) == (name == "ngram")
+        assert figures(plan, "req_to_token")[-1] is True
+    if name == "block dcp":
+        size, page, have, reach, covers = figures(plan, "draft pool")
+        assert (size, page, have, covers) == (plan.tokens * 8, 512, reach, True)
+        assert plan.settings["speculative_num_draft_tokens"] == 8
+        assert "not looked at: page tables" in verdict(plan).text
+
+
+def test_a_hybrid_linear_model(planned):
+    for plan in planned["linear"]:
+        assert verdict(plan).word == "safe"
+        assert figures(plan, "target pool")[:3] == (plan.tokens, 1, plan.tokens + 1)
+
+
+def test_without_a_draft(planned):
+    for plan in planned["plain"]:
+        assert verdict(plan).word == "safe" and plan.geometry.draft is None
+        assert plan.not_planned == []
+
+
+def test_capacity_is_sglangs(planned):
+    """A GQA cell of tp 8: one KV head of 128, K and V, 80 layers, two bytes each."""
+    plan = planned["plain"][0]
+    budget = 141 * plan.settings["mem_fraction_static"] - 20
+    assert plan.tokens == pytest.approx(budget * 2**30 / (2 * 128 * 2 * 80), rel=1e-3)
+    assert planned["capped"][0].tokens == 65536
+
+
+def test_refusals_are_sglangs_own_words(planned):
+    for plan in planned["refused"]:
+        found = verdict(plan)
+        assert found.word == "refused" and plan.stop.by == "sglang"
+        assert "only supports DSPARK" in found.text
+    assert "Raise --mem-fraction-static above" in verdict(planned["too much"][0]).text
+
+
+@pytest.mark.parametrize(
+    "name, by, sentence",
+    [
+        ("typo", "arguments", "unrecognized arguments: --dpc-size 8"),
+        ("no model", "kvgeom", "--model-path /nowhere: there is no such folder"),
+        ("no config", "kvgeom", "there is no config.json in it"),
+        ("unreadable", "kvgeom", "its config.json cannot be read"),
+        ("pipeline", "kvgeom", "a plan does not cover pipeline parallelism"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(planned, name, by, sentence):
+    plan = planned[name][0]
+    assert plan.stop.by == by and sentence in plan.stop.message
+    with pytest.raises(plan_cli.KvgeomError) as raised:
+        plan_cli._check_planned(plan)
+    assert raised.value.exit_code == 2 and sentence in raised.value.message
+    assert "\n" not in raised.value.message
+
+
+# the command
+
+
+def kvgeom(*args: str) -> subprocess.CompletedProcess:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvgeom.cli", "plan", *args],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def test_an_unsafe_command_as_a_user_runs_it(tmp_path):
+    picture = tmp_path / "plan.svg"
+    picture.write_text("an older one")
+    done = kvgeom("--weights", "20", "--svg", str(picture), "--", *COMMANDS["tree page 1"])
+    assert done.returncode == 1, done.stderr
+    first, second = done.stdout.splitlines()[:2]
+    assert first.startswith("unsafe: a decode step writes 24 columns past")
+    assert second.startswith("with the series: safe: ")
+    assert "24 of them missing" in done.stdout
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.svg"]
+
+
+@pytest.mark.parametrize(
+    "args, sentence",
+    [
+        (["--svg", "/nowhere/x.svg", "--", "x"], "--svg /nowhere/x.svg: there is no folder"),
+        (["--tree", "/nowhere", "--", "x"], "--tree /nowhere: there is no such folder"),
+        (["--model-path", "x"], "No such option"),
+        ([], "Missing argument"),
+        (["--gpu-memory", "0", "--", "x"], "--gpu-memory"),
+    ],
+)
+def test_wrong_options(args, sentence):
+    done = kvgeom(*args)
+    assert done.returncode == 2 and done.stdout == "" and sentence in done.stderr
+
+
+def run_command(monkeypatch, answers, *options: str) -> tuple[int, str]:
+    """The command on answers that SGLang gave before."""
+    from typer.testing import CliRunner
+
+    from kvgeom.cli import app
+
+    monkeypatch.setattr(plan_cli, "_plans", lambda request, stack, found: answers)
+    done = CliRunner().invoke(app, ["plan", *options, "--", "x"])
+    return done.exit_code, done.stdout
+
+
+def test_exit_status_and_json(planned, monkeypatch):
+    for name, status, word in (
+        ("mla dcp", 0, "safe"),
+        ("tree page 1", 1, "unsafe"),
+        ("refused", 2, "refused"),
+    ):
+        code, printed = run_command(monkeypatch, planned[name], "--json")
+        assert code == status
+        found = json.loads(printed)
+        assert found["verdict"] == found["installed"]["verdict"] == word
+        assert found["kvgeom"] and found["tree"] and found["request"]["gpu_memory"] == 141.0
+        for key in ("installed", "with_series"):
+            part = found[key]
+            assert part["release"] == "0.5.23"
+            assert (part["stop"] is None) == (part["verdict"] != "refused")
+            structures = {row["structure"]: row for row in part["structures"]}
+            if part["stop"] is None:
+                assert {"allocator", "target pool", "draft pool", "req_to_token"} <= set(structures)
+                assert {table["name"] for table in part["tables"]} <= set(structures)
+                assert set(part["row_use"]) == {"committed", "reserve", "ends_at", "overruns_from"}
+                assert part["geometry"]["dcp_size"] == part["settings"]["dcp_size"]
+        code, printed = run_command(monkeypatch, planned[name])
+        assert code == status and printed.startswith(f"{word}: ")
+
+
+def test_a_picture_of_every_answer_is_well_formed(planned):
+    for name in ("mla dcp", "tree page 1", "plain", "refused"):
+        root = ElementTree.fromstring(svg.picture(*planned[name]))
+        words = [element.text for element in root.iter() if element.tag.endswith("text")]
+        assert any(str(verdict(planned[name][0]).word) in text for text in words)
+        bars = [e for e in root.iter() if e.get("fill") == "#c0392b"]
+        assert bool(bars) == (verdict(planned[name][0]).word == "unsafe")
+
+
+def test_help_names_the_configurations():
+    told = plan_cli.plan.__doc__
+    assert [name for name in named_models.names() if name not in told] == []
+    for name in named_models.names():
+        assert json.loads(Path(named_models.folder(name, ""), "config.json").read_text())
+
+
+def test_a_release_that_plan_does_not_know(tmp_path):
+    from conftest import make_tree
+
+    make_tree(tmp_path / "site", release="0.5.99")
+    done = kvgeom("--tree", str(tmp_path / "site"), "--", "x")
+    assert done.returncode == 2
+    assert "kvgeom plan knows SGLang 0.5.23, this tree is 0.5.99" in done.stderr
