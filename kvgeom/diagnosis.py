@@ -43,6 +43,11 @@ class Diagnosis:
     exit_code: int = 0
 
     @property
+    def has_plugin(self) -> bool:
+        """Whether kvgeom's wheel is installed beside it."""
+        return (self.tree.package.parent / "kvgeom.pth").is_file()
+
+    @property
     def tree(self) -> Tree:
         return self.status.tree
 
@@ -56,10 +61,13 @@ def make(series: Series, tree: Tree, launch: Launch | None, since: float | None)
         return Diagnosis(*facts, **_unsound(status))
     if launch is None:
         return Diagnosis(*facts, **_sound(status))
+    if launch.served:
+        verdict = f"not affected: kvgeom's plugin served SGLang {tree.release} with the series"
+        return Diagnosis(*facts, verdict=verdict)
     stale = status.state is TreeState.APPLIED and _is_older(tree, since)
-    found = exposure.findings(
-        launch, _open(status, stale), headroom_is_widened=_headroom_is_widened(status)
-    )
+    edits = {(e.file, e.id) for pr in series.prs for e in pr.edits_for(tree.release)}
+    widened = _headroom_is_widened(status)
+    found = exposure.findings(launch, _open(status, stale), edits, headroom_is_widened=widened)
     return Diagnosis(*facts, found, **_judged(status, found, stale))
 
 
@@ -74,9 +82,9 @@ def packages(tree: Tree) -> dict[str, str | None]:
 
 
 def _is_older(tree: Tree, since: float | None) -> bool:
-    """Whether a server started before the series was applied."""
+    """Whether a server started before the series was applied, by more than the clocks differ."""
     written = (tree.state / "manifest.json").stat().st_mtime
-    return since is not None and since < written
+    return since is not None and since < written - 2
 
 
 def _open(status: Status, stale: bool) -> set[str]:
@@ -160,6 +168,8 @@ def lines(found: Diagnosis, command: str, notes: list[str]) -> list[str]:
         out += [f"  {f.pr} ({f.grade}): {f.text}" for f in found.findings]
     out += [f"  note: {note}" for note in notes]
     out += ["", *cli_show.status_lines(status, found.supported)]
+    if found.has_plugin and status.state is TreeState.NOT_APPLIED:
+        out.append("Plugin: servers started here get the series (KVGEOM_PLUGIN=0: off)")
     if found.changed:
         shown = ", ".join(found.changed[:5]) + ", ..." * (len(found.changed) > 5)
         out.append(f"not as SGLang released it: {len(found.changed)} files: {shown}")
@@ -176,6 +186,7 @@ def as_json(found: Diagnosis, command: str, notes: list[str]) -> dict:
         "notes": notes,
         "server": launch and {"source": launch.source, "arguments": str(launch)},
         "findings": [{"pr": f.pr, "grade": str(f.grade), "text": f.text} for f in found.findings],
+        "plugin": found.has_plugin,
         "packages": found.packages,
         "not_as_released": found.changed,
         **cli_show.status_json(found.status),

@@ -45,9 +45,12 @@ def doctor(
         raise KvgeomError("--pid and --log exclude each other", "give one", exit_code=2)
     err = Console(stderr=True, highlight=False)
     started = launch.from_process(pid) if pid else launch.from_log(log) if log else None
-    since = running.started_at(pid) if pid else None
-    place = tree or (running.sglang_folder(pid) if pid else None)
+    copy = running.served_copy(pid) if pid and not tree else None
+    since = running.started_at(pid) if pid and not copy else None
+    place = tree or copy or (running.sglang_folder(pid) if pid else None)
     notes = list(started.notes) if started else []
+    if copy:
+        notes.append("kvgeom's plugin serves it this copy")
     if pid and not place:
         notes.append(f"which SGLang process {pid} runs cannot be told from here; --tree names it")
     if log and not tree:

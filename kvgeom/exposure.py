@@ -28,8 +28,19 @@ class Finding:
     text: str
 
 
-# Backends whose tables have the width of a req_to_token row in every release.
-_ROW_WIDE = {"dsa", "nsa", "dsv4", "compressed", "intel_amx"}
+# Backends whose tables follow the context length in every release (the edits of attention-tables);
+# others, such as dsa and dsv4, read the width of the req_to_token row.
+_NARROW = {
+    *("triton", "fa3", "fa4", "flashinfer", "flashmla", "trtllm_mla", "cutedsl_mla"),
+    *("tokenspeed_mla", "trtllm_mha", "aiter", "wave", "intel_xpu", "ascend", "qsa"),
+}
+# The edits that a release has where it has the fault: its index keys are replicated, and a
+# sliding-window draft has a host pool that follows another.
+_INDEX_KEYS = ("python/sglang/srt/mem_cache/pool_host/dsa.py", "row-slots")
+_WINDOW_DRAFT = (
+    "python/sglang/srt/mem_cache/hybrid_cache/hybrid_pool_assembler.py",
+    "swa-ratio",
+)
 # A draft of these has no KV pool of its own.
 _NO_DRAFT_POOL = {"NGRAM", "UNO"}
 # steps / topk / draft tokens where none is given; EAGLE's are those of Llama, the largest.
@@ -38,8 +49,10 @@ _DEFAULT_SHAPES["STANDALONE"] = (3, 1, 4)
 _EAGLE_SHAPE = (5, 4, 8)
 
 
-def findings(launch: Launch, open_prs: set[str], *, headroom_is_widened: bool) -> list[Finding]:
-    """`open_prs`: the PRs whose fault this SGLang has.
+def findings(
+    launch: Launch, open_prs: set[str], edits: set[tuple[str, str]], *, headroom_is_widened: bool
+) -> list[Finding]:
+    """`open_prs`: the PRs whose fault this SGLang has; `edits`: (file, id) of those for it.
 
     `headroom_is_widened`: whether its row headroom counts the page with the DCP factor in it.
     """
@@ -47,7 +60,7 @@ def findings(launch: Launch, open_prs: set[str], *, headroom_is_widened: bool) -
         "draft-pool-page": lambda: _draft_pool(launch),
         "req-rows": lambda: _rows(launch, headroom_is_widened),
         "attention-tables": lambda: _tables(launch),
-        "draft-host-pool": lambda: _host_pool(launch),
+        "draft-host-pool": lambda: _host_pool(launch, edits),
         "dspark-hicache": lambda: _dspark(launch),
     }
     found = [rule() for pr, rule in rules.items() if pr in open_prs]
@@ -109,7 +122,7 @@ def _rows(launch: Launch, headroom_is_widened: bool) -> Finding | None:
 def _tables(launch: Launch) -> Finding | None:
     if not launch.algorithm:
         return None
-    narrow = [b for b in launch.backends if b not in _ROW_WIDE]
+    narrow = [b for b in launch.backends if b in _NARROW]
     if launch.backends and not narrow:
         return None
     backend = f"attention backend {narrow[0]}" if narrow else "the attention backend SGLang chose"
@@ -118,7 +131,7 @@ def _tables(launch: Launch) -> Finding | None:
         "not: near the limit wrong attention, a write past a buffer or an end of the server"
     )
     if not narrow:
-        text += f" (not with {', '.join(sorted(_ROW_WIDE))})"
+        text += " (not with dsa and dsv4, for example)"
     return Finding("attention-tables", Grade.HIT if narrow else Grade.MODEL, text)
 
 
@@ -133,18 +146,24 @@ def _draft_pool(launch: Launch) -> Finding | None:
     return Finding("draft-pool-page", Grade.MEMORY, text)
 
 
-def _host_pool(launch: Launch) -> Finding | None:
+def _host_pool(launch: Launch, edits: set[tuple[str, str]]) -> Finding | None:
     if launch.dcp == 1 or not launch.hicache:
         return None
     dsa = {"dsa", "nsa"} & {*launch.backends}
-    where = "" if dsa else " of a model with sparse attention (DSA)"
+    short = []
+    if _INDEX_KEYS in edits:
+        whose = "the model's" if dsa else "a sparse-attention (DSA) model's"
+        short.append(f"the host copy of {whose} index keys")
+    if _WINDOW_DRAFT in edits and launch.algorithm and launch.algorithm not in _NO_DRAFT_POOL:
+        short.append("the host pool of a sliding-window draft")
+    if not short:
+        return None
     text = (
-        f"the host copy of the index keys{where} has 1/{launch.dcp} of the rows that HiCache "
-        "gives out slots for: it copies past that buffer"
+        f"{' and '.join(short)} has 1/{launch.dcp} of the rows that HiCache hands out slots for; "
+        "the rest is copied past it"
     )
-    if launch.algorithm and launch.algorithm not in _NO_DRAFT_POOL:
-        text += "; the host pool of a DSA or sliding-window draft is too small too"
-    return Finding("draft-host-pool", Grade.HIT if dsa else Grade.MODEL, text)
+    certain = dsa and _INDEX_KEYS in edits
+    return Finding("draft-host-pool", Grade.HIT if certain else Grade.MODEL, text)
 
 
 def _dspark(launch: Launch) -> Finding | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import tokenize
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvgeom.errors import KvgeomError
@@ -52,6 +52,7 @@ class Launch:
     draft_tokens: int | None
     hicache: bool
     unified: bool  # --enable-unified-memory
+    served: bool = False  # its log has the line that the plugin writes
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -97,12 +98,13 @@ def _option(spelling: str) -> str | None:
 
 def from_log(path: Path) -> Launch:
     """The last start in a log; KvgeomError where there is none."""
-    found, number = "", 0
+    found, number, served = "", 0, False
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             for count, line in enumerate(file, start=1):
                 if f"{_MARK}{{" in line or f"{_MARK}ServerArgs(" in line:
-                    found, number = line, count
+                    found, number, served = line, count, False
+                served |= "kvgeom: series" in line
     except OSError as error:
         raise KvgeomError(
             f"--log {path} cannot be read: {error.strerror}", "give a server's log", exit_code=2
@@ -120,7 +122,7 @@ def from_log(path: Path) -> Launch:
             "is the line whole, and SGLang's own?",
             exit_code=2,
         )
-    return _launch(values, f"{path}, line {number}")
+    return replace(_launch(values, f"{path}, line {number}"), served=served)
 
 
 def _fields(text: str) -> dict[str, str | bool]:

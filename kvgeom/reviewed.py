@@ -57,7 +57,7 @@ def changed_files(tree: Tree) -> list[str] | None:
     if len(records) != 1:
         return None
     recorded = _hashes(records[0])
-    return [p for p, digest in recorded.items() if _digest(tree, manifest, p) != digest] or []
+    return [p for p, digest in recorded.items() if _digest(tree, manifest, p) != digest]
 
 
 def _hashes(record: Path) -> dict[str, str]:

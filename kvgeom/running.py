@@ -24,6 +24,16 @@ def sglang_folder(pid: int) -> Path | None:
     return None
 
 
+def served_copy(pid: int) -> Path | None:
+    """The folder of the patched copy that kvgeom's plugin serves a process; it keeps it open."""
+    try:
+        handles = [os.readlink(handle) for handle in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return None
+    found = [Path(h) for h in handles if Path(h).parent.parts[-2:] == ("kvgeom", "trees")]
+    return next((place for place in found if (place / "sglang" / "srt").is_dir()), None)
+
+
 def started_at(pid: int) -> float | None:
     """Seconds since the epoch, to about a second."""
     try:

@@ -198,7 +198,7 @@ def test_lock(run, tmp_path):
 def test_help_and_version(run):
     done = run("--help", tree=None)
     assert done.returncode == 0 and "Exit status" in done.stdout
-    for verb in ("status", "apply", "revert", "diff", "lock", "boot", "releases"):
+    for verb in ("status", "apply", "revert", "diff", "doctor", "lock", "boot", "releases"):
         assert "Example" in run(verb, "--help", tree=None).stdout
     assert run("--version", tree=None).stdout == "kvgeom 0.1.0\n"
 
