@@ -53,7 +53,7 @@ def patched(series: Series, source: Tree, say: Say) -> Iterator[Tree]:
             ),
         ):
             folder = _right_copy(series, source, base, say)
-            held = hold(folder)
+            held = caching.hold(folder)
             for old in base.glob(f"{source.release}-*"):
                 # The lower parts of one stack stay side by side.
                 if old.name.rpartition("-")[0] != folder.name.rpartition("-")[0]:
@@ -151,21 +151,10 @@ def _our_lock(folder: str, names: list[str]) -> list[str]:
     return ["lock"] if os.path.basename(folder) == STATE_FOLDER and "lock" in names else []
 
 
-def hold(folder: Path, mode: int = fcntl.LOCK_SH) -> int:
-    """A descriptor of the folder, locked until it is closed; BlockingIOError where that fails."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, mode | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
 def _remove(folder: Path) -> bool:
     """Remove a copy that nobody uses; renamed first, so that none is ever found in parts."""
     try:
-        held = hold(folder, fcntl.LOCK_EX)
+        held = caching.hold(folder, fcntl.LOCK_EX)
     except OSError:
         return False
     try:

@@ -58,7 +58,8 @@ def doctor(
     waiting = err.status("reading SGLang") if err.is_terminal else nullcontext()
     with waiting:
         found = diagnosis.make(series.load(), trees.find(place), started, since)
-    command = f"{found.command} --tree {found.tree.package}" if place else found.command
+    where = f" --tree {found.tree.package}" if place and found.command.startswith("kvgeom") else ""
+    command = found.command + where
     if as_json:
         print(json.dumps(diagnosis.as_json(found, command, notes), indent=2))
     else:

@@ -96,7 +96,7 @@ def _ending():
 
 def _inherited() -> Served | None:
     """What the process that started this one found, where it is true here too."""
-    from kvgeom import boot_tree
+    from kvgeom import caching
     from kvgeom import tree as trees
 
     try:
@@ -105,7 +105,7 @@ def _inherited() -> Served | None:
         if (served.package, served.release) != (str(found.package), str(found.release)):
             return None
         if served.copy:
-            boot_tree.hold(Path(served.copy).parent)
+            caching.hold(Path(served.copy).parent)
     except (ValueError, TypeError, OSError):
         return None
     return served

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import subprocess
@@ -9,13 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, linked_installation, snapshot
+from conftest import REPOSITORY, kvgeom_checkout, linked_installation, snapshot
 
 from kvgeom import actions, cli_show, reviewed, series
 from kvgeom import tree as trees
 
 KVGEOM = [sys.executable, "-m", "kvgeom.cli"]
-POOLS = "sglang/srt/mem_cache/memory_pool.py"
 AFFECTED = ["--page-size=1", "--speculative-algorithm=DFLASH", "--attention-backend=fa3"]
 
 
@@ -60,13 +61,6 @@ def server(tmp_path):
         process.stdout.close()
 
 
-def change(path: Path, text: str) -> None:
-    """By another inode: the others are the installation's own."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)
-
-
 def test_the_verdict_comes_first(site, server):
     before = snapshot(site)
     done = kvgeom("doctor", "--tree", site)
@@ -99,68 +93,115 @@ def test_after_an_apply_the_server_is_to_be_restarted(site, server):
     assert done.stdout.startswith("sound: SGLang 0.5.23 with the series applied\n")
     done = kvgeom("doctor", "--pid", old)
     assert done.returncode == 1
-    assert "the series was applied after the server started\ndo: restart" in done.stdout
+    assert "the series was applied after the server started\ndo: restart the server\n" in (
+        done.stdout
+    )
     done = kvgeom("doctor", "--pid", server(site, *AFFECTED))
     assert done.returncode == 0
     assert done.stdout.startswith("not affected: on SGLang 0.5.23, the series is applied\n")
 
 
-def test_a_server_that_no_fault_reaches(site, server):
-    done = kvgeom("doctor", "--pid", server(site, "--dcp-size", "8"))
+def test_a_server_that_no_fault_reaches(server):
+    done = kvgeom("doctor", "--pid", server(Path(sys.prefix), "--dcp-size", "8"))
     assert done.returncode == 0 and done.stdout.startswith("not affected: ")
     assert "\ndo: " not in done.stdout
 
 
-def test_files_that_somebody_changed(site):
-    other = site / "sglang/srt/constants.py"
-    change(other, other.read_text() + "# ours\n")
-    done = kvgeom("doctor", "--tree", site)
+@pytest.fixture
+def little_doctor(little, tmp_path):
+    """little_doctor(verb) -> a command's end, on a little series and an SGLang with a RECORD."""
+    stack, root = little
+    record = []
+    for file in sorted((root / "sglang").rglob("*.py")):
+        digest = base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest())
+        record.append(f"{file.relative_to(root)},sha256={digest.decode().rstrip('=')},1")
+    record += ["../../../bin/sglang,sha256=x,1", "sglang-0.5.23.dist-info/RECORD,,"]
+    (root / "sglang-0.5.23.dist-info/RECORD").write_text("\n".join(record) + "\n")
+    command = kvgeom_checkout(tmp_path / "checkout", stack.root)
+
+    def call(verb: str = "doctor") -> subprocess.CompletedProcess:
+        done = subprocess.run(
+            [*command, verb, "--tree", root], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert "Traceback" not in done.stderr
+        return done
+
+    call.root, call.rows = root, root / "sglang/srt/mem_cache/rows.py"
+    return call
+
+
+def test_files_that_somebody_changed(little_doctor):
+    assert "not as SGLang released it" not in little_doctor().stdout
+    (little_doctor.root / "sglang/srt/__init__.py").write_text("# ours\n")
+    done = little_doctor()
     assert done.returncode == 0
-    assert "1 files: python/sglang/srt/constants.py" in done.stdout
-    change(site / POOLS, (site / POOLS).read_text().replace("class KVCache(", "class KVCache2("))
-    done = kvgeom("doctor", "--tree", site)
+    assert "not as SGLang released it: 1 files: python/sglang/srt/__init__.py" in done.stdout
+    own = little_doctor.rows.read_text()
+    little_doctor.rows.write_text(own.replace("n + 4", "n + 5"))
+    done = little_doctor()
     assert done.returncode == 1
     assert done.stdout.startswith("needs attention: this SGLang 0.5.23 is not as released where")
     assert "do: kvgeom status --tree " in done.stdout and "does not fit: " in done.stdout
+    assert "2 files: python/sglang/srt/__init__.py, python/sglang/srt/mem_cache/rows.py" in (
+        done.stdout
+    )
 
 
-def test_an_applied_series_that_somebody_changed_or_upgraded(site):
-    assert kvgeom("apply", "--tree", site).returncode == 0
-    own = (site / POOLS).read_text()
-    change(site / POOLS, "x = 1\n")
-    done = kvgeom("doctor", "--tree", site)
-    assert done.returncode == 1 and "applied, then changed by somebody else" in done.stdout
-    change(site / POOLS, own)
-    info = next(site.glob("sglang-*.dist-info"))
-    info = info.rename(site / "sglang-0.5.22.dist-info")
-    change(info / "METADATA", "Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.22\n")
-    done = kvgeom("doctor", "--tree", site)
+def test_a_change_beside_the_edits_of_an_edited_file(little_doctor):
+    little_doctor.rows.write_text(little_doctor.rows.read_text() + "# ours\n")
+    for state in ("as released; the series is not applied", "with the series applied"):
+        done = little_doctor()
+        assert done.returncode == 0 and done.stdout.startswith("sound: SGLang 0.5.23 " + state)
+        assert "1 files: python/sglang/srt/mem_cache/rows.py" in done.stdout
+        little_doctor("apply")
+
+
+def upgrade(root: Path, release: str) -> None:
+    info = next(root.glob("sglang-*.dist-info"))
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {release}\n")
+
+
+def test_an_applied_series_that_somebody_changed_or_upgraded(little_doctor):
+    own = little_doctor.rows.read_text()
+    assert little_doctor("apply").returncode == 0
+    patched = little_doctor.rows.read_text()
+    for text, state, command in (
+        ("x = 1\n", "applied, then changed by somebody else", "revert"),
+        (own, "applied, then SGLang was reinstalled over it", "apply"),
+    ):
+        little_doctor.rows.write_text(text)
+        done = little_doctor()
+        assert done.returncode == 1 and state in done.stdout.splitlines()[0]
+        assert done.stdout.splitlines()[1].startswith(f"do: kvgeom {command} --tree ")
+    little_doctor.rows.write_text(patched)
+    upgrade(little_doctor.root, "0.5.24")
+    done = little_doctor()
     assert done.returncode == 1
-    assert "applied to another release, then SGLang was replaced" in done.stdout.splitlines()[0]
+    assert done.stdout.startswith("not known: SGLang 0.5.24 is no release that the series was")
+    assert "Series: applied to another release, then SGLang was replaced" in done.stdout
 
 
-def test_a_release_that_nobody_reviewed(site):
-    info = next(site.glob("sglang-*.dist-info")).rename(site / "sglang-0.5.99.dist-info")
-    change(info / "METADATA", "Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.99\n")
-    done = kvgeom("doctor", "--tree", site)
+def test_a_release_that_nobody_reviewed(little_doctor):
+    upgrade(little_doctor.root, "0.5.99")
+    done = little_doctor()
     assert done.returncode == 1
     assert done.stdout.startswith("not known: SGLang 0.5.99 is no release that the series was")
-    assert f"do: kvgeom lock --tree {site / 'sglang'}" in done.stdout
+    assert f"do: kvgeom lock --tree {little_doctor.root / 'sglang'}" in done.stdout
 
 
-@pytest.mark.parametrize("applied", [False, True])
-def test_the_quick_status_is_the_planned_one(site, applied):
-    if applied:
-        assert kvgeom("apply", "--tree", site).returncode == 0
+def test_the_quick_status_is_the_planned_one(site):
     stack, tree = series.load(), trees.find(site)
-    changed = reviewed.changed_files(tree)
-    quick, planned = reviewed.status(stack, tree, changed), actions.status(stack, tree)
-    assert changed == []
-    assert cli_show.status_lines(quick, []) == cli_show.status_lines(planned, [])
+    for apply in (False, True):
+        if apply:
+            assert kvgeom("apply", "--tree", site).returncode == 0
+        changed = reviewed.changed_files(tree)
+        assert changed == []
+        quick, planned = reviewed.status(stack, tree, changed), actions.status(stack, tree)
+        assert cli_show.status_lines(quick, []) == cli_show.status_lines(planned, [])
 
 
-def test_json(site, server):
-    done = kvgeom("doctor", "--json", "--pid", server(site, *AFFECTED))
+def test_json(server):
+    done = kvgeom("doctor", "--json", "--pid", server(Path(sys.prefix), *AFFECTED))
     found = json.loads(done.stdout)
     assert done.returncode == 1 and found["affected"] is True
     assert [f["pr"] for f in found["findings"]] == ["req-rows", "attention-tables"]
@@ -183,9 +224,9 @@ def test_wrong_arguments(words, said):
     assert done.returncode == 2 and done.stdout == "" and said in done.stderr
 
 
-def test_a_server_of_another_user(site, server, tmp_path):
+def test_a_server_of_another_user(server):
     """Its arguments are there for all to read; its environment, and so its SGLang, is not."""
-    pid = server(site, *AFFECTED)
+    pid = server(Path(sys.prefix), *AFFECTED)
     # The other user has to find this Python and this package.
     program = (
         "import sys\nfrom kvgeom import launch, running\n"
@@ -201,8 +242,8 @@ def test_a_server_of_another_user(site, server, tmp_path):
     assert done.stdout.startswith("None\ndcp 1, page 1, DFLASH"), done.stderr
 
 
-def test_nothing_of_sglang_is_imported(site, server):
-    pid = server(site, *AFFECTED)
+def test_nothing_of_sglang_is_imported(server):
+    pid = server(Path(sys.prefix), *AFFECTED)
     program = (
         "import sys\nfrom kvgeom.cli import main\n"
         f"sys.argv = ['kvgeom', 'doctor', '--pid', '{pid}']\n"
@@ -213,37 +254,3 @@ def test_nothing_of_sglang_is_imported(site, server):
         [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert done.stdout.endswith("\n1\nset()\n"), done.stderr
-
-
-LOGGED = """
-import logging, sys
-logging.basicConfig(level="INFO", format="[%(asctime)s] %(message)s")
-from sglang.srt.entrypoints import engine
-from sglang.srt.server_args import prepare_server_args
-arguments = prepare_server_args(sys.argv[1:])
-arguments.resolve_once()
-engine.logger.info(f"server_args={engine._server_args_for_logging(arguments)}")
-"""
-
-
-def test_the_log_of_the_release(tmp_path):
-    """The line as the release writes it, of arguments that it has resolved itself."""
-    from kvgeom.cpu_engine import gates, models
-
-    target, draft = models.target_and_draft("mqa", "cpu", "STANDALONE")
-    words = f"--model-path {target} --device cpu --page-size 1 --attention-backend triton "
-    words += f"--speculative-algorithm EAGLE3 --speculative-draft-model-path {draft}"
-    done = subprocess.run(
-        [sys.executable, "-c", LOGGED, *words.split()],
-        env={**os.environ, **gates.ENVIRONMENT},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    log = tmp_path / "server.log"
-    log.write_text(done.stderr)
-    done = kvgeom("doctor", "--log", log)
-    assert done.returncode == 1
-    # What nobody gave, SGLang chose: its sizes for Llama.
-    assert "dcp 1, page 1, EAGLE3 5/4/8" in done.stdout
-    assert done.stdout.startswith("affected: ") and "writes 24 entries" in done.stdout
