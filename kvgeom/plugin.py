@@ -17,11 +17,14 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from kvgeom import at_start
 from kvgeom.errors import KvgeomError
 
 _HANDED_DOWN = "KVGEOM_SERVED"  # from a server's first process to those that it starts
-_PAGE_CHECK = "sglang.srt.configurator.page_geometry_check"
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_GEOMETRY = "sglang.srt.configurator.page_geometry_check.check_page_geometry"
 _holding = contextlib.ExitStack()  # the copy, while this process lives
 
 
@@ -72,7 +75,7 @@ def check() -> None:
     with _ending():
         served = _served or _in_place()
         _check_imports(served)
-        _check_hooks_when_applied()
+        _check_hooks_when_applied(served)
         _log_geometry(served)
     if _is_first:  # SGLang's logging is not set up yet
         how = f"from {served.copy}" if served.copy else "applied in place, the plugin does nothing"
@@ -170,7 +173,7 @@ def _check_imports(served: Served) -> None:
             )
 
 
-def _check_hooks_when_applied() -> None:
+def _check_hooks_when_applied(served: Served) -> None:
     """Plugins that come after this one register hooks until SGLang applies them all."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -178,26 +181,26 @@ def _check_hooks_when_applied() -> None:
 
     def checked():
         with _ending():
-            _check_hooks(list(HookRegistry._hooks))
+            _check_hooks(served, list(HookRegistry._hooks))
         apply_hooks()
 
     HookRegistry.apply_hooks = checked
 
 
-def _check_hooks(targets: list[str]) -> None:
+def _check_hooks(served: Served, targets: list[str]) -> None:
     """KvgeomError where another plugin hooks a function or class that the series changes."""
-    from kvgeom import series
+    from kvgeom import hooks, install
+    from kvgeom.tree import Tree
 
-    others = [t for t in targets if not t.startswith(f"{_PAGE_CHECK}.")]
-    edits = [(pr, e) for pr in series.load().prs for e in pr.edits] if others else []
-    for pr, edit in edits:
-        module = edit.file.removeprefix("python/").removesuffix(".py").replace("/", ".")
-        for changed in (f"{module}.{scope}." for scope in edit.scopes if scope):
-            for target in (t for t in others if changed.startswith(f"{t}.")):
-                raise KvgeomError(
-                    f"another plugin hooks {target}, which the series changes (PR {pr.id})",
-                    "name the plugins to load, without that one or kvgeom: SGLANG_PLUGINS=NAME,...",
-                )
+    tree = Tree(Path(served.copy or served.package), Version(served.release))
+    manifest = install.read_manifest(tree)
+    for target in targets:
+        ours = target == _GEOMETRY
+        if not ours and manifest and hooks.is_changed(tree, manifest, target):
+            raise KvgeomError(
+                f"another plugin hooks {target}, which the series changes",
+                "name the plugins to load, without that one or kvgeom: SGLANG_PLUGINS=NAME,...",
+            )
 
 
 def _log_geometry(served: Served) -> None:
@@ -215,5 +218,5 @@ def _log_geometry(served: Served) -> None:
                 f"reach {space.reach}"
             )
 
-    if _PAGE_CHECK in sys.modules:  # a scheduler; other processes have no pools
-        HookRegistry.register(f"{_PAGE_CHECK}.check_page_geometry", after, HookType.AFTER)
+    if _SCHEDULER in sys.modules:  # other processes have no pools
+        HookRegistry.register(_GEOMETRY, after, HookType.AFTER)

@@ -9,11 +9,16 @@ import pytest
 from conftest import make_series, make_tree, snapshot
 from plugin_site import PluginSite, build_wheel
 
+from kvgeom import actions, hooks, install
 from kvgeom import tree as trees
 
 SHOW = "import sglang.srt.mem_cache.rows as rows; print(rows.Rows().width(1), rows.__file__)"
-CHECK = f"{SHOW}; import kvgeom.plugin as plugin; plugin._check_hooks_when_applied = lambda: None; "
-CHECK += "plugin._log_geometry = lambda served: None; plugin.check()"
+# The little SGLang has no plugin loader.
+CHECK = f"""{SHOW}
+import kvgeom.plugin as plugin
+plugin._check_hooks_when_applied = plugin._log_geometry = lambda served: None
+plugin.check()
+"""
 
 
 @pytest.fixture(scope="session")
@@ -176,3 +181,21 @@ def test_a_served_process_is_known_to_the_doctor(site, tmp_path):
             time.sleep(0.05)
         process.kill()
     assert copy is not None and file.startswith(str(copy))
+
+
+@pytest.mark.parametrize(
+    "target, changed",
+    [
+        ("sglang.srt.mem_cache.rows.Rows.width", True),
+        ("sglang.srt.mem_cache.rows.Rows", True),
+        ("sglang.srt.mem_cache.pools.Builder.page", True),
+        ("sglang.srt.mem_cache.pools.logger", False),
+        ("sglang.srt.geometry.pages.check", True),
+        ("sglang.srt.other.thing", False),
+    ],
+)
+def test_names_that_the_series_changes(little, target, changed):
+    stack, root = little
+    tree = trees.find(root)
+    actions.apply(stack, tree, dry_run=False, wait_s=0, say=print)
+    assert hooks.is_changed(tree, install.read_manifest(tree), target) is changed

@@ -74,9 +74,7 @@ def test_a_foreign_hook_on_what_the_series_changes(site):
     try:
         done = site.run(LOAD)
         assert done.returncode == 1 and "Traceback" not in done.stderr
-        assert f"another plugin hooks {HOOKED}, which the series changes (PR req-rows)" in (
-            done.stderr
-        )
+        assert f"another plugin hooks {HOOKED}, which the series changes\n" in done.stderr
         assert site.run(LOAD, SGLANG_PLUGINS="kvgeom").returncode == 0
         assert site.run(LOAD, KVGEOM_PLUGIN="0").returncode == 0
     finally:
