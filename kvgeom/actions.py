@@ -60,7 +60,7 @@ class Status:
 def status(series: Series, tree: Tree) -> Status:
     """Never writes."""
     manifest = install.read_manifest(tree)
-    state, files = _inspect(series, tree, manifest)
+    state, files = inspect(series, tree, manifest)
     planned_on = manifest
     if state is TreeState.UPGRADED:  # of the old release, only the files we added may be left
         added = {p: e for p, e in manifest.files.items() if e.before is None}
@@ -69,9 +69,10 @@ def status(series: Series, tree: Tree) -> Status:
     return Status(tree, state, manifest, files, made, tree.release in series.lock.releases)
 
 
-def _inspect(
+def inspect(
     series: Series, tree: Tree, manifest: Manifest | None
 ) -> tuple[TreeState, dict[str, FileState]]:
+    """Where the tree stands, by its manifest, and every file that the manifest names."""
     if manifest is None:
         return TreeState.NOT_APPLIED, {}
     files = install.file_states(tree, manifest)
@@ -168,7 +169,7 @@ def apply(series: Series, tree: Tree, *, dry_run: bool, wait_s: float, say: Say)
 
 def _ready_to_apply(series: Series, tree: Tree) -> tuple[Plan, TreeState, Manifest | None]:
     manifest = install.read_manifest(tree)
-    state, files = _inspect(series, tree, manifest)
+    state, files = inspect(series, tree, manifest)
     if state is TreeState.UPGRADED:
         _refuse_upgraded(tree, manifest, "run `kvgeom revert`, which clears what is left, first")
     if state is TreeState.CHANGED:
@@ -188,7 +189,7 @@ def revert(series: Series, tree: Tree, *, wait_s: float, say: Say) -> None:
         if manifest is None:
             say("not applied, nothing to revert")
             return
-        state, files = _inspect(series, tree, manifest)
+        state, files = inspect(series, tree, manifest)
         check_writable(tree, list(manifest.files))
         if state is TreeState.UPGRADED:
             own = [p for p, e in manifest.files.items() if e.before is not None]

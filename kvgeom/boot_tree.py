@@ -53,7 +53,7 @@ def patched(series: Series, source: Tree, say: Say) -> Iterator[Tree]:
             ),
         ):
             folder = _right_copy(series, source, base, say)
-            held = _hold(folder, fcntl.LOCK_SH)
+            held = caching.hold(folder)
             for old in base.glob(f"{source.release}-*"):
                 # The lower parts of one stack stay side by side.
                 if old.name.rpartition("-")[0] != folder.name.rpartition("-")[0]:
@@ -96,7 +96,7 @@ def _right_copy(series: Series, source: Tree, base: Path, say: Say) -> Path:
         _check_installation(series, source)
         if folder.exists() and not _remove(folder):
             raise KvgeomError(
-                f"{folder} was changed, and another kvgeom boot is using it",
+                f"{folder} was changed, and another process is using it",
                 "wait until it has ended, then run the command again",
             )
         temporary = Path(tempfile.mkdtemp(prefix=caching.TEMPORARY, dir=base))
@@ -151,21 +151,10 @@ def _our_lock(folder: str, names: list[str]) -> list[str]:
     return ["lock"] if os.path.basename(folder) == STATE_FOLDER and "lock" in names else []
 
 
-def _hold(folder: Path, mode: int) -> int:
-    """A descriptor of the folder, locked until it is closed; BlockingIOError where that fails."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, mode | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
 def _remove(folder: Path) -> bool:
     """Remove a copy that nobody uses; renamed first, so that none is ever found in parts."""
     try:
-        held = _hold(folder, fcntl.LOCK_EX)
+        held = caching.hold(folder, fcntl.LOCK_EX)
     except OSError:
         return False
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -45,3 +46,14 @@ def writing(
         yield
     finally:
         lock.release()
+
+
+def hold(folder: Path, mode: int = fcntl.LOCK_SH) -> int:
+    """A descriptor of the folder, locked until it is closed; BlockingIOError where that fails."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle

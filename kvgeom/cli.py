@@ -1,4 +1,4 @@
-"""The command line: `kvgeom status | apply | revert | diff | lock | plan | boot | ...`."""
+"""The command line: `kvgeom status | apply | revert | diff | doctor | plan | boot | ...`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from kvgeom import __version__
 from kvgeom.boot import boot
+from kvgeom.doctor import doctor
 from kvgeom.errors import KvgeomError
 from kvgeom.export_cli import export
 from kvgeom.plan_cli import plan
@@ -212,6 +213,7 @@ def _nothing() -> Iterator[None]:
 
 
 app.command()(plan)
+app.command()(doctor)
 app.command()(boot)
 app.command()(releases)
 app.command()(export)

@@ -13,6 +13,11 @@ from kvgeom.plan import Plan, PrPlan, PrState
 
 
 def print_status(out: Console, found: Status, supported: list[Version]) -> None:
+    for line in status_lines(found, supported):
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def status_lines(found: Status, supported: list[Version]) -> list[str]:
     package = found.tree.package
     note = "" if found.supported else f" (not supported; {', '.join(map(str, supported))} are)"
     lines = [f"SGLang {found.tree.release}{note} in {package}", f"Series: {found.state}"]
@@ -20,9 +25,7 @@ def print_status(out: Console, found: Status, supported: list[Version]) -> None:
     if not found.supported:
         lines.append(f"`kvgeom lock --tree {package}` prints what differs here")
     lines += columns([_status_row(found, pr) for pr in found.plan.prs])
-    lines += [f"does not fit: {problem}" for problem in found.plan.problems]
-    for line in lines:
-        out.print(line, markup=False, soft_wrap=True)
+    return lines + [f"does not fit: {problem}" for problem in found.plan.problems]
 
 
 def _status_row(found: Status, pr: PrPlan) -> tuple[str, ...]:

@@ -60,8 +60,8 @@ def plan(
 
     Parsing, validation, configurators, pools and allocator are SGLang's own, on the release as it
     is and with the series; tensors have no bytes, and only config.json is read. A model is a local
-    folder, or one of these public configurations: deepseek-v3, kimi-linear-48b, llama-3-70b,
-    llama-3-70b-eagle3.
+    folder, or one of these public configurations: deepseek-v3, kimi-linear-48b, llama-3.1-70b,
+    llama-3.1-70b-eagle3.
 
     Exit status: 0 safe; 1 unsafe, on the release as it is; 2 wrong arguments, refused by SGLang, or
     not covered by a plan.

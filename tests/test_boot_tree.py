@@ -88,7 +88,7 @@ def test_a_copy_in_use_stays(little, cache):
         assert copies(cache) == sorted([copy.package.parent.name, second.name])
         (copy.package / "__init__.py").write_text("changed = 1\n")
         (root / "sglang/srt/more.py").unlink()
-        with pytest.raises(KvgeomError, match="was changed, and another kvgeom boot is using it"):
+        with pytest.raises(KvgeomError, match="was changed, and another process is using it"):
             make(little)
     assert make(little)[0] == copy.package.parent
 

@@ -198,7 +198,8 @@ def test_lock(run, tmp_path):
 def test_help_and_version(run):
     done = run("--help", tree=None)
     assert done.returncode == 0 and "Exit status" in done.stdout
-    for verb in ("status", "apply", "revert", "diff", "lock", "plan", "boot", "releases"):
+    verbs = ("status", "apply", "revert", "diff", "doctor", "lock", "plan", "boot", "releases")
+    for verb in verbs:
         assert "Example" in run(verb, "--help", tree=None).stdout
     assert run("--version", tree=None).stdout == "kvgeom 0.1.0\n"
 

@@ -19,9 +19,9 @@ from kvgeom.deployment.spec import Request
 from kvgeom.deployment.verdict import rows, verdict
 
 MLA = ["--model-path", "deepseek-v3", "--tp-size", "8"]
-GQA = ["--model-path", "llama-3-70b", "--tp-size", "8"]
+GQA = ["--model-path", "llama-3.1-70b", "--tp-size", "8"]
 EAGLE3 = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path"]
-EAGLE3 += ["llama-3-70b-eagle3"]
+EAGLE3 += ["llama-3.1-70b-eagle3"]
 
 
 def shape(steps: int, topk: int, draft_tokens: int) -> list[str]:
@@ -46,7 +46,7 @@ COMMANDS = {
     "tree fa3": [*GQA, *EAGLE3, *shape(5, 4, 8), "--attention-backend", "fa3",
                  "--context-length", "8192"],
     "standalone": [*GQA, "--speculative-algorithm", "STANDALONE",
-                   "--speculative-draft-model-path", "llama-3-70b", "--page-size", "16",
+                   "--speculative-draft-model-path", "llama-3.1-70b", "--page-size", "16",
                    "--context-length", "8192"],
     "ngram": [*GQA, "--speculative-algorithm", "NGRAM", "--page-size", "16",
               "--attention-backend", "flashinfer"],

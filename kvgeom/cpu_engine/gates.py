@@ -33,11 +33,13 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # many ranks on few cores
     "GLOO_SOCKET_IFNAME": "lo",  # collectives over loopback
     "HF_HUB_OFFLINE": "1",  # the models are local
+    "KVGEOM_PLUGIN": "0",  # the tree is run as it is
 }
 
 # On CUDA no gate is opened.
 CUDA_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # the models are local
+    "KVGEOM_PLUGIN": "0",  # the tree is run as it is
     "TRITON_F32_DEFAULT": "ieee",  # float32 products, to compare logprobs with
 }
 
