@@ -49,6 +49,14 @@ ONLY = {
     "test_a_drafts_index_keys_follow_every_slot": (">=0.5.22", "index keys are sharded"),
     "test_a_page_interleaved_targets_index_keys_keep_its_rows": (">=0.5.23", "no such pool"),
     "test_counts_the_rows_that_the_sidecar_has": (">=0.5.21", "no auto-sizing"),
+    "test_a_dsa_draft_under_dcp_holds_a_key_for_each_loc": (">=0.5.22", "index keys are sharded"),
+    "test_a_dsa_draft_of_a_hisparse_target": (">=0.5.22", "its pool is built as a target's"),
+    "test_a_minimax_target_with_hisparse": (">=0.5.21", "no HiSparse for MiniMax"),
+    "test_a_unified_buffer_leaves_room_for_a_private_draft": (">=0.5.20", "no DCP with it"),
+    "test_a_block_draft_has_a_row_for_each_loc": (">=0.5.18", "its rows are the target's"),
+    "test_a_block_draft_of_a_window_target": (">=0.5.18", "not charged"),
+    "test_a_block_draft_of_a_hisparse_target": (">=0.5.18", "its rows are the target's"),
+    "test_an_mla_draft_stores_its_share_of_the_locs": (">=0.5.20", "its writes have two rules"),
 }
 
 

@@ -32,11 +32,11 @@ def check_page_geometry(
     """
     if not is_indexed:
         return
-    for side, space in _indexed_pools(allocator, pool, is_draft_worker):
+    for side, space in indexed_pools(allocator, pool, is_draft_worker):
         _check_covers(side, space, is_draft_worker)
 
 
-def _indexed_pools(
+def indexed_pools(
     allocator: BaseTokenToKVPoolAllocator, pool: KVCache, is_draft_worker: bool
 ) -> Iterator[tuple[KVCache, LocSpace]]:
     """Each pool that holds KV rows, with the space of the ids that index it."""
@@ -67,12 +67,17 @@ def _space(
     return allocator.loc_space if raw else allocator.row_space
 
 
+def locs_per_row(pool: KVCache, space: LocSpace) -> int:
+    """How many locs share a row of a target's pool: it stores every dcp_size-th loc
+    of a widened space."""
+    dcp_size = get_parallel().attn_dcp_size
+    widened = space.page_size == (pool.loc_rows - pool.size) * dcp_size
+    return dcp_size if widened else 1
+
+
 def _check_covers(pool: KVCache, space: LocSpace, is_draft_worker: bool) -> None:
     pool_page = pool.loc_rows - pool.size
-    # A target stores every dcp_size-th loc of a widened space.
-    dcp_size = get_parallel().attn_dcp_size
-    sharded = not is_draft_worker and space.page_size == pool_page * dcp_size
-    ids_per_row = dcp_size if sharded else 1
+    ids_per_row = 1 if is_draft_worker else locs_per_row(pool, space)
     valid_to = pool.loc_rows * ids_per_row
     if valid_to >= space.reach and pool_page * ids_per_row == space.page_size:
         return

@@ -1,0 +1,114 @@
+"""Tiny servers, and the drafts they run, one of each kind of KV pool."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sglang.test.draft_configurator import TINY_DSA, TINY_LLAMA, TINY_MLA
+
+_CHAIN = {
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+}
+
+
+class Target(NamedTuple):
+    """A server without its draft. `fields` are server arguments."""
+
+    name: str
+    config: dict
+    page_size: int = 4
+    fields: dict = {}
+
+
+class Draft(NamedTuple):
+    """`runners`: model runners of the draft, each with a pool of its own."""
+
+    name: str
+    algorithm: str
+    config: dict
+    fields: dict = _CHAIN
+    runners: int = 1
+
+
+_HISPARSE = {
+    "enable_hisparse": True,
+    "disable_radix_cache": True,
+    "hisparse_config": '{"host_to_device_ratio": 3}',
+}
+_LAYERS = {"num_hidden_layers": 4}
+_TWO_HEADS = {"num_key_value_heads": 2, "num_attention_heads": 8}
+_SWA = {
+    **TINY_LLAMA,
+    **_LAYERS,
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "num_key_value_heads": 8,
+    "sliding_window": 8,
+    "num_local_experts": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+_MINIMAX = {
+    **TINY_LLAMA,
+    **_LAYERS,
+    "architectures": ["MiniMaxM3SparseForCausalLM"],
+    "num_key_value_heads": 8,
+    "sparse_attention_config": {
+        "sparse_attention_freq": [0, 1, 1, 1],
+        "sparse_disable_index_value": [0, 0, 1, 1],
+        "sparse_index_dim": 4,
+    },
+}
+_KIMI = {
+    **TINY_MLA,
+    **_LAYERS,
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    # An entry of the unified buffer is whole 64 bytes.
+    "kv_lora_rank": 24,
+    "linear_attn_config": {
+        "kda_layers": [1, 2, 3],
+        "full_attn_layers": [4],
+        "num_heads": 8,
+        "head_dim": 64,
+        "short_conv_kernel_size": 4,
+    },
+}
+
+MHA = Target("mha", {**TINY_LLAMA, **_LAYERS, "num_key_value_heads": 8})
+MQA = Target("mqa", {**TINY_LLAMA, **_LAYERS})
+MLA = Target("mla", {**TINY_MLA, **_LAYERS})
+DSA = Target("dsa", {**TINY_DSA, **_LAYERS}, page_size=64)
+HYBRID_LINEAR = Target("hybrid linear", _KIMI)
+UNIFIED = HYBRID_LINEAR._replace(
+    name="unified mamba", fields={"enable_unified_memory": True}
+)
+HYBRID_SWA = Target("hybrid swa", _SWA, fields={"swa_full_tokens_ratio": 0.5})
+MINIMAX = Target("minimax", _MINIMAX)
+MINIMAX_HISPARSE = Target("minimax hisparse", _MINIMAX, fields=_HISPARSE)
+DSA_HISPARSE = DSA._replace(name="dsa hisparse", fields=_HISPARSE)
+
+_BLOCK = {
+    "architectures": ["DFlashDraftModel"],
+    "num_hidden_layers": 2,
+    "block_size": 4,
+    "markov_rank": 4,
+    "markov_head_type": "vanilla",
+    "target_layer_ids": [0, 2],
+}
+_EAGLE3 = {**TINY_LLAMA, "architectures": ["LlamaForCausalLMEagle3"]}
+_NEXTN = {"num_nextn_predict_layers": 1, "architectures": ["DeepseekV3ForCausalLM"]}
+
+EAGLE = Draft("EAGLE", "EAGLE", {**TINY_LLAMA, **_TWO_HEADS})
+EAGLE3 = Draft("EAGLE3", "EAGLE3", _EAGLE3)
+STANDALONE = Draft("STANDALONE", "STANDALONE", {**TINY_LLAMA, **_TWO_HEADS, **_LAYERS})
+NEXTN_MLA = Draft("NEXTN mla", "EAGLE", {**TINY_MLA, **_LAYERS, **_NEXTN})
+NEXTN_DSA = Draft(
+    "NEXTN dsa", "EAGLE", {**TINY_DSA, **_LAYERS, "num_nextn_predict_layers": 1}
+)
+MULTI_LAYER = NEXTN_MLA._replace(
+    name="multi-layer", fields={**_CHAIN, "enable_multi_layer_eagle": True}, runners=3
+)
+DFLASH = Draft("DFLASH", "DFLASH", {**TINY_LLAMA, **_BLOCK})
+DSPARK = Draft("DSPARK", "DSPARK", {**TINY_LLAMA, **_TWO_HEADS, **_BLOCK})

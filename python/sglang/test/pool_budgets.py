@@ -1,0 +1,195 @@
+"""A target and its draft, budgeted and built by the real configurators on CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from types import SimpleNamespace
+from typing import Iterator, NamedTuple, Optional
+from unittest.mock import patch
+
+from sglang.srt.configs.model_config import AttentionArch, ModelConfig
+from sglang.srt.mem_cache.kv_cache_configurator import (
+    KVCacheConfigResult,
+    KVCacheConfigurator,
+)
+from sglang.srt.mem_cache.memory_pool import (
+    HybridLinearKVPool,
+    KVCache,
+    MiniMaxSparseKVPool,
+)
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.model_executor.model_runner_components.layer_setup import (
+    resolve_layer_indices,
+)
+from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import (
+    resolve_spec_aux_hidden_state_config,
+)
+from sglang.srt.model_executor.pool_configurator import (
+    create_memory_pool_configurator,
+)
+from sglang.srt.runtime_context import get_schedule, get_server_args
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.test.budget_servers import Draft, Target
+from sglang.test.draft_configurator import write_config
+from sglang.test.kv_cache_families import topology
+from sglang.test.kv_pools import OnCPU, build_with
+
+BUDGET = 1 << 23
+STATES = 8
+
+
+class Built(NamedTuple):
+    """`charged`: bytes that the budget takes for the tokens of `target`."""
+
+    charged: int
+    target: KVCacheConfigResult
+    drafts: list[KVCacheConfigResult]
+
+    @property
+    def pools(self) -> list[KVCache]:
+        """Of target and drafts, what holds tensors of its own."""
+        results = list(self.drafts)
+        if self.target.unified_memory_pool is None:
+            results.append(self.target)
+        return [leaf for result in results for leaf in leaves(result.token_to_kv_pool)]
+
+    @property
+    def allocated(self) -> int:
+        unified = self.target.unified_memory_pool
+        return sum(map(pool_bytes, self.pools)) + (
+            unified.total_bytes if unified else 0
+        )
+
+
+def build(target: Target, draft: Optional[Draft], *, dcp_size: int) -> Built:
+    """`target` and `draft` under a budget of `BUDGET` bytes, at TP8."""
+    with contextlib.ExitStack() as stack:
+        target_path = stack.enter_context(_written(target.config))
+        fields = {
+            "model_path": target_path,
+            "speculative_algorithm": draft and draft.algorithm,
+            **target.fields,
+        }
+        draft_path = None
+        if draft is not None:
+            draft_path = stack.enter_context(_written(draft.config))
+            fields |= {"speculative_draft_model_path": draft_path, **draft.fields}
+        stack.enter_context(
+            topology(
+                dcp_size,
+                target.page_size,
+                attention_backend="triton",
+                max_running_requests=2,
+                **fields,
+            )
+        )
+        stack.enter_context(get_schedule().override(max_mamba_cache_size=STATES))
+        stack.enter_context(OnCPU())
+        configurator = _configurator(target_path, draft and draft.algorithm)
+        return _build(configurator, draft, draft_path)
+
+
+def _build(
+    configurator: KVCacheConfigurator, draft: Optional[Draft], path: Optional[str]
+) -> Built:
+    profiled = patch.object(
+        KVCacheConfigurator, "_profile_available_bytes", lambda *args: BUDGET
+    )
+    with profiled:
+        target = configurator.configure(pre_model_load_memory=1)
+    if target.unified_memory_pool is None:
+        budget = create_memory_pool_configurator(configurator)
+        charged = int(budget._cell_size * target.max_total_num_tokens)
+    else:
+        # All of it, and the state that was profiled before.
+        state = configurator.mambaish_config.mamba2_cache_params
+        charged = BUDGET + int(state.mamba_cache_per_req) * STATES
+    drafts = [
+        _configurator(path, draft.algorithm, target=target, index=index).configure(
+            pre_model_load_memory=1
+        )
+        for index in range(draft.runners if draft else 0)
+    ]
+    return Built(charged, target, drafts)
+
+
+def _configurator(
+    model_path: str,
+    algorithm: Optional[str],
+    *,
+    target: Optional[KVCacheConfigResult] = None,
+    index: Optional[int] = None,
+) -> KVCacheConfigurator:
+    """As a model runner builds it; of the draft of `target` where there is one."""
+    is_draft = target is not None
+    model_config = ModelConfig(model_path=model_path, is_draft_model=is_draft)
+    shared = {
+        "model_config": model_config,
+        "server_args": get_server_args(),
+        "spec_algorithm": SpeculativeAlgorithm.from_string(algorithm),
+        "is_draft_worker": is_draft,
+    }
+    return build_with(
+        KVCacheConfigurator,
+        **shared,
+        device="cpu",
+        gpu_id=0,
+        ps=SimpleNamespace(attn_dp_size=1, pp_size=1),
+        attn_dp_size=1,
+        pp_size=1,
+        pp_group=SimpleNamespace(rank_in_group=0, world_size=1),
+        model=None,
+        kv_cache_dtype=model_config.dtype,
+        kv_cache_dtype_str="auto",
+        model_dtype=model_config.dtype,
+        page_size=get_schedule().page_size,
+        sliding_window_size=model_config.sliding_window_size,
+        post_capture_kv_active=False,
+        spec_aux_config=build_with(resolve_spec_aux_hidden_state_config, **shared),
+        is_hybrid_swa=model_config.is_hybrid_swa,
+        is_hybrid_swa_compress=model_config.is_hybrid_swa_compress,
+        use_mla_backend=model_config.attention_arch == AttentionArch.MLA,
+        layer_info=build_with(resolve_layer_indices, model=SimpleNamespace(), **shared),
+        forward_stream=None,
+        req_to_token_pool=target and target.req_to_token_pool,
+        token_to_kv_pool_allocator=target and target.token_to_kv_pool_allocator,
+        memory_pool_config=target and target.memory_pool_config,
+        draft_model_idx=index,
+    )
+
+
+@contextlib.contextmanager
+def _written(config: dict) -> Iterator[str]:
+    folder = write_config(config)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def leaves(pool: KVCache) -> Iterator[KVCache]:
+    """The pools inside `pool` that hold tensors."""
+    if isinstance(pool, SWAKVPool):
+        sides = (pool.full_kv_pool, pool.swa_kv_pool)
+    elif isinstance(pool, HybridLinearKVPool):
+        sides = (pool.full_kv_pool,)
+    elif isinstance(pool, MiniMaxSparseKVPool):
+        dense = vars(pool).get("dense_pool")
+        sides = (pool.main_pool, dense, pool.index_kv_pool, pool.index_k_pool)
+    else:
+        yield pool
+        return
+    yield from (side for side in sides if side is not None)
+
+
+def pool_bytes(pool: KVCache) -> int:
+    """Bytes of every buffer of a pool from `leaves`, index keys included."""
+    size = pool.get_kv_size_bytes()
+    return int(sum(size) if isinstance(size, tuple) else size)
+
+
+def page_bytes(pool: KVCache) -> int:
+    """Bytes of one page of a pool from `leaves`, over its layers."""
+    return math.ceil(pool_bytes(pool) * pool.page_size / (pool.size + pool.page_size))

@@ -1,0 +1,97 @@
+"""The KV budget takes what the pools take, target and draft, on really built pools."""
+
+import itertools
+import unittest
+
+from sglang.test.test_utils import CustomTestCase, maybe_stub_sgl_kernel
+
+maybe_stub_sgl_kernel()
+
+from sglang.test import budget_servers as servers
+from sglang.test.ci.ci_register import register_cpu_ci
+from sglang.test.pool_budgets import build, page_bytes, pool_bytes
+
+register_cpu_ci(est_time=20, suite="base-a-test-cpu")
+
+DCP_SIZES = (1, 2, 8)
+EAGLE_DRAFTS = (servers.EAGLE, servers.EAGLE3, servers.STANDALONE, servers.NEXTN_MLA)
+BLOCK_DRAFTS = (servers.DFLASH, servers.DSPARK)
+
+# Tokens, and bytes of each pool, of a target alone without DCP: as ever.
+UNCHANGED = (
+    (servers.MHA, 131072, [8388864]),
+    (servers.MQA, 131072, [8388864]),
+    (servers.MLA, 43688, [8388864]),
+    (servers.DSA, 11648, [8432640]),
+    (servers.HYBRID_LINEAR, 131072, [8388864]),
+    (servers.HYBRID_SWA, 174760, [5592448, 2796288]),
+    (servers.MINIMAX, 87380, [5592576, 1398144, 1398144]),
+    (servers.DSA_HISPARSE, 4672, [8343552]),
+)
+
+
+class TestDraftPoolBudget(CustomTestCase):
+    def check(self, targets, drafts, dcp_sizes=DCP_SIZES):
+        for target, draft, dcp_size in itertools.product(targets, drafts, dcp_sizes):
+            with self.subTest(target.name, draft=draft and draft.name, dcp=dcp_size):
+                built = build(target, draft, dcp_size=dcp_size)
+                pages = sum(map(page_bytes, built.pools))
+                if target is servers.UNIFIED:
+                    # Whole 4 KiB, a page that is never handed out, two roundings.
+                    pages = 3 * pages + 4096
+                self.assertAlmostEqual(built.charged, built.allocated, delta=pages)
+
+    def test_a_target_alone(self):
+        self.check(
+            (servers.MHA, servers.MQA, servers.MLA, servers.HYBRID_LINEAR), (None,)
+        )
+
+    def test_heads_that_dcp_ranks_share(self):
+        self.check((servers.HYBRID_SWA, servers.MINIMAX), (None,))
+
+    def test_an_eagle_draft_has_a_row_for_each_loc(self):
+        self.check((servers.MHA, servers.MLA, servers.HYBRID_LINEAR), EAGLE_DRAFTS)
+
+    def test_a_dsa_draft_holds_index_keys(self):
+        self.check((servers.DSA,), (None, servers.NEXTN_DSA, servers.EAGLE3), (1,))
+
+    def test_a_dsa_draft_under_dcp_holds_a_key_for_each_loc(self):
+        self.check((servers.DSA,), (None, servers.NEXTN_DSA, servers.EAGLE3), (2, 8))
+
+    def test_each_runner_of_a_multi_layer_draft_has_a_pool(self):
+        self.check((servers.MLA,), (servers.MULTI_LAYER,), (1, 4))
+
+    def test_a_window_targets_locs_do_not_widen(self):
+        self.check((servers.HYBRID_SWA,), EAGLE_DRAFTS[:3])
+
+    def test_a_block_draft_of_a_window_target(self):
+        self.check((servers.HYBRID_SWA,), BLOCK_DRAFTS)
+
+    def test_hisparse_locs_span_the_host(self):
+        self.check((servers.DSA_HISPARSE,), (None, servers.EAGLE3))
+
+    def test_a_dsa_draft_of_a_hisparse_target(self):
+        self.check((servers.DSA_HISPARSE,), (servers.NEXTN_DSA,))
+
+    def test_a_block_draft_of_a_hisparse_target(self):
+        self.check((servers.DSA_HISPARSE,), BLOCK_DRAFTS)
+
+    def test_a_minimax_target_with_hisparse(self):
+        self.check((servers.MINIMAX_HISPARSE,), (None, servers.EAGLE3, *BLOCK_DRAFTS))
+
+    def test_a_block_draft_has_a_row_for_each_loc(self):
+        self.check((servers.MLA, servers.MINIMAX), BLOCK_DRAFTS, (1, 8))
+
+    def test_a_unified_buffer_leaves_room_for_a_private_draft(self):
+        self.check((servers.UNIFIED,), (None, servers.DSPARK), (2, 8))
+
+    def test_nothing_changes_without_dcp_and_draft(self):
+        for target, tokens, sizes in UNCHANGED:
+            with self.subTest(target.name):
+                built = build(target, None, dcp_size=1)
+                self.assertEqual(built.target.max_total_num_tokens, tokens)
+                self.assertEqual([pool_bytes(pool) for pool in built.pools], sizes)
+
+
+if __name__ == "__main__":
+    unittest.main()
