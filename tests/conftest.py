@@ -39,8 +39,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log) -> FileByFile:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long ones first."""
-    items.sort(key=lambda item: (item.path.name not in ENGINE, item.path.stem != "test_in_tree"))
+    """The long ones first: the short ones then fill what is left of two workers."""
+    long = ("test_in_tree", "test_releases_in_tree")
+    items.sort(key=lambda item: (item.path.name not in ENGINE, item.path.stem not in long))
 
 
 def toml_edit(**keys) -> str:
