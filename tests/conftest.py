@@ -279,5 +279,9 @@ def kvgeom_checkout(root: Path, series_root: Path) -> list[str]:
         REPOSITORY / "kvgeom", root / "kvgeom", ignore=shutil.ignore_patterns("__pycache__")
     )
     shutil.copytree(series_root, root, dirs_exist_ok=True)
-    start = "import sys; sys.path.insert(0, sys.argv.pop(1)); from kvgeom.cli import main; main()"
+    start = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+        "[sys.modules.pop(m) for m in [*sys.modules] if m.partition('.')[0] == 'kvgeom']; "  # .pth
+        "from kvgeom.cli import main; main()"
+    )
     return [sys.executable, "-c", start, str(root)]
