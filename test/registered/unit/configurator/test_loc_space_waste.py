@@ -1,7 +1,5 @@
 """The boot warning on real pools: exactly where rows lie past what locs reach."""
 
-import contextlib
-import itertools
 import shutil
 import unittest
 
@@ -17,44 +15,29 @@ from sglang.test.draft_configurator import (
     draft_configurator,
     write_config,
 )
-from sglang.test.kv_cache_families import FAMILIES, drain, family, topology
+from sglang.test.family_cases import CASES, FamilyTestCase
+from sglang.test.kv_cache_families import drain, family, topology
 from sglang.test.kv_pools import mha_pool
 
 register_cpu_ci(est_time=15, suite="base-a-test-cpu")
 
-PAGES = 8
-DCP_SIZES = (1, 2, 8)
 LOG = loc_space_waste.logger.name
-# Neither of the two left out is built under DCP.
-CASES = [
-    (fam, page_size, dcp_size)
-    for fam, dcp_size in itertools.product(FAMILIES, DCP_SIZES)
-    for page_size in fam.page_sizes[-1:]
-    if fam.name not in ("token", "page_interleave") or dcp_size == 1
-]
+LARGE_PAGES = [case for case in CASES if case[1] == case[0].page_sizes[-1]]
 
 
-class TestLocSpaceWaste(CustomTestCase):
-    @contextlib.contextmanager
-    def case(self, fam, page_size, dcp_size):
-        with (
-            self.subTest(fam.name, page=page_size, dcp=dcp_size),
-            topology(dcp_size, page_size),
-        ):
-            yield fam.build(PAGES * page_size, page_size, dcp_size)
-
+class TestLocSpaceWaste(FamilyTestCase):
     def warn(self, allocator, pool, *, is_draft_worker):
         loc_space_waste.warn_loc_space_waste(
             allocator=allocator, pool=pool, is_draft_worker=is_draft_worker
         )
 
     def test_targets_are_no_larger_than_their_locs(self):
-        for case in CASES:
+        for case in LARGE_PAGES:
             with self.case(*case) as (allocator, pool), self.assertNoLogs(LOG):
                 self.warn(allocator, pool, is_draft_worker=False)
 
     def test_two_pages_too_many_are_named_with_their_bytes(self):
-        for case in CASES:
+        for case in LARGE_PAGES:
             with self.case(*case) as (allocator, _):
                 page_size = allocator.page_size
                 reach = max(drain(allocator)) + 1

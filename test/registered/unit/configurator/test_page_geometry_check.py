@@ -1,6 +1,5 @@
 """The boot assertion on real pools: silent exactly where every loc has a row."""
 
-import contextlib
 import itertools
 import shutil
 import unittest
@@ -22,6 +21,7 @@ from sglang.test.draft_configurator import (
     draft_configurator,
     write_config,
 )
+from sglang.test.family_cases import CASES, DCP_SIZES, PAGES, FamilyTestCase
 from sglang.test.kv_cache_families import (
     FAMILIES,
     drain,
@@ -33,26 +33,8 @@ from sglang.test.kv_pools import mha_pool, swa_pool
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 
-PAGES = 8
-DCP_SIZES = (1, 2, 8)
-# Neither of the two left out is built under DCP.
-CASES = [
-    (fam, page_size, dcp_size)
-    for fam, dcp_size in itertools.product(FAMILIES, DCP_SIZES)
-    for page_size in fam.page_sizes
-    if fam.name not in ("token", "page_interleave") or dcp_size == 1
-]
 
-
-class TestCheckPageGeometry(CustomTestCase):
-    @contextlib.contextmanager
-    def case(self, fam, page_size, dcp_size):
-        with (
-            self.subTest(fam.name, page=page_size, dcp=dcp_size),
-            topology(dcp_size, page_size),
-        ):
-            yield fam.build(PAGES * page_size, page_size, dcp_size)
-
+class TestCheckPageGeometry(FamilyTestCase):
     def test_every_target_pool_passes(self):
         for case in CASES:
             with self.case(*case) as (allocator, pool):
