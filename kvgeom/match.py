@@ -165,6 +165,7 @@ class Shape:
         return like(canon, canons(node))
 
 
+@cache
 def parse_shape(text: str) -> Shape:
     """Raises ValueError with a sentence when `text` is not one statement or expression."""
     try:

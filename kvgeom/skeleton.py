@@ -10,61 +10,124 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
-from kvgeom.edits import Edit
+from kvgeom.edits import ANCHORED, Edit
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _COMMENT = re.compile(r"[ \t]*#")
+_WORD = re.compile(r"\w+")
 _BLANK = re.compile(r"[ \t]*\r?$")
 
 
 def of(raw: bytes, edits: Iterable[Edit]) -> bytes:
     """A file with only what `edits` look at; the file itself where that is all of it."""
-    needed = {path for edit in edits for path in _needs(edit)}
     try:
         text = raw.decode("utf-8")
         body = ast.parse(text).body
     except (SyntaxError, ValueError):
         return raw
+    lines = text.split("\n")
+    members = list(_members(_below_imports(body), "", lines))
+    needed = {path for edit in edits for path in _needs(edit, members)}
     if "" in needed or "\r" in text.replace("\r\n", "") or "\f" in text:
         return raw  # all of it is needed, or ast counts its lines in another way
-    lines = text.split("\n")
-    for node in _unneeded(body[1:], "", needed):
+    for node in _unneeded(members, needed):
         _leave_out(lines, node)
     return "\n".join(lines).encode("utf-8")
 
 
-def _needs(edit: Edit) -> Iterator[str]:
-    """Dotted names of the definitions that an edit looks into or at; "" is everything."""
+def _below_imports(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The body from its first definition; without that one where it has imports below it.
+
+    An added import goes above the first definition, which therefore has to stay.
+    """
+    first = next((i for i, n in enumerate(body) if isinstance(n, _DEFINITIONS)), len(body))
+    late = any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in body[first:])
+    return body[max(first + late, 1) :]
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A definition of the module or of a class, by its dotted name."""
+
+    path: str
+    node: ast.stmt
+    lines: list[str]
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        return frozenset(_WORD.findall("\n".join(self.lines)))
+
+
+def _members(body: list[ast.stmt], holder: str, lines: list[str]) -> Iterator[_Member]:
+    for node in body:
+        if isinstance(node, _DEFINITIONS):
+            path = f"{holder}.{node.name}".lstrip(".")
+            yield _Member(path, node, lines[_first(node) : node.end_lineno])
+            if isinstance(node, ast.ClassDef):
+                yield from _members(node.body, path, lines)
+
+
+def _needs(edit: Edit, members: list[_Member]) -> Iterator[str]:
+    """Dotted names of the definitions that an edit looks into or at; "" is everything.
+
+    `path.` is a class of which the statements are needed, and none of its definitions.
+    """
     if edit.op == "import":
         return
-    if edit.op != "define":
-        yield from edit.scopes
+    if edit.op == "define":
+        (added,) = ast.parse(textwrap.dedent(edit.code)).body[:1]
+        beside = edit.before or edit.after
+        if not beside:
+            yield from edit.scopes  # it goes last: its neighbour has no name
+            return
+        for scope in edit.scopes:
+            yield from (f"{scope}.{name}".lstrip(".") for name in (beside, added.name))
         return
-    (added,) = ast.parse(textwrap.dedent(edit.code)).body[:1]
-    beside = edit.before or edit.after
-    if not beside:
-        yield from edit.scopes  # it goes last: its neighbour has no name
-        return
+    classes = {m.path for m in members if isinstance(m.node, ast.ClassDef)}
     for scope in edit.scopes:
-        yield from (f"{scope}.{name}".lstrip(".") for name in (beside, added.name))
+        if edit.op not in ANCHORED or (scope and scope not in classes):
+            yield scope
+            continue
+        prefix = scope and f"{scope}."
+        yield from {prefix} - {""}
+        for member in members:
+            if member.path.startswith(prefix) and any(w <= member.words for w in _names(edit)):
+                yield member.path
 
 
-def _unneeded(body: list[ast.stmt], holder: str, needed: set[str]) -> Iterator[ast.stmt]:
-    for node in body:
-        if not isinstance(node, _DEFINITIONS):
+def _names(edit: Edit) -> list[frozenset[str]]:
+    """The names in each anchor, and in each statement of our code: code like it has them all."""
+    texts = [*edit.satisfied, *(t for a in edit.anchors for t in (a.match, a.code))]
+    found = [s for text in texts for s in ast.parse(textwrap.dedent(text).strip()).body]
+    return [frozenset(_named(statement)) for statement in found]
+
+
+def _named(statement: ast.stmt) -> Iterator[str]:
+    for node in ast.walk(statement):
+        for key in ("id", "attr", "arg", "name", "asname", "module"):
+            yield from _WORD.findall(getattr(node, key, None) or "")
+
+
+def _unneeded(members: list[_Member], needed: set[str]) -> Iterator[ast.stmt]:
+    gone = ""
+    for m in members:
+        inside = any(m.path.startswith(f"{n}.") for n in needed if not n.endswith("."))
+        if inside or m.path in needed or (gone and m.path.startswith(gone)):
             continue
-        path = f"{holder}.{node.name}".lstrip(".")
-        if path in needed:
-            continue
-        if not any(name.startswith(f"{path}.") for name in needed):
-            yield node
-        elif isinstance(node, ast.ClassDef):
-            yield from _unneeded(node.body, path, needed)
+        if not any(n.startswith(f"{m.path}.") for n in needed):
+            gone = f"{m.path}."
+            yield m.node
+
+
+def _first(node: ast.stmt) -> int:
+    return min(n.lineno for n in (node, *node.decorator_list)) - 1
 
 
 def _leave_out(lines: list[str], node: ast.stmt) -> None:
-    first = min(n.lineno for n in (node, *node.decorator_list)) - 1
+    first = _first(node)
     last = node.end_lineno
     indent = lines[first][: len(lines[first]) - len(lines[first].lstrip())]
     at = last  # comments further in than the definition are its own

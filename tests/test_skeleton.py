@@ -7,6 +7,8 @@ import ast
 import pytest
 
 from kvgeom import edits, plan, series, skeleton, tree
+from kvgeom.rewrite import evaluate
+from kvgeom.source import Source
 
 SOURCE = '''"""Module."""
 import os
@@ -93,9 +95,43 @@ def test_what_an_edit_needs(table, names):
 
 
 @pytest.mark.parametrize(
+    "table, names",
+    [
+        ({"in": None, "at": "inner()", "code": "f(x)"}, ["after", "inner"]),
+        ({"in": None, "at": "f(...)", "code": "return inner"}, ["after", "inner"]),  # it may stand
+        ({"in": None, "at": "f(...)", "code": "f(g)", "satisfied": "text"}, ["K", "unneeded"]),
+        ({"in": None, "at": "async def last(self): ...", "code": "f(x)"}, ["K", "last"]),
+        ({"in": "K", "at": "return text", "code": "f(x)"}, ["K", "unneeded"]),
+        ({"in": "K", "at": "x = 1", "code": "x = 2"}, ["K"]),
+        ({"in": "K.kept", "at": "return 2", "code": "return 3"}, ["K", "kept"]),
+        ({"in": None, "at": "from a.b import c", "code": "import d"}, []),
+    ],
+)
+def test_what_an_anchor_names(table, names):
+    found = set(definitions(skeleton.of(SOURCE.encode(), [edit(op="replace", **table)]).decode()))
+    whole = {"K", "kept", "last", "unneeded"} if table["in"] is None and "K" in names else set()
+    assert found == {*names, *whole}
+
+
+def test_both_definitions_of_a_name_are_kept():
+    twice = b"import os\n\ndef f():\n    return 1\n\ndef f():\n    return x\n\ndef g():\n    pass\n"
+    found = skeleton.of(twice, [edit(op="replace", at="return x", code="return y", **{"in": None})])
+    assert definitions(found.decode()) == ["f", "f"]
+
+
+@pytest.mark.parametrize("late, names", [("import re\n", ["f"]), ("", [])])
+def test_the_definition_that_ends_the_imports_is_kept(late, names):
+    raw = f"import os\n\ndef f():\n    pass\n\n{late}\ndef g():\n    pass\n".encode()
+    new = edit(op="import", code="import ast", **{"in": None})
+    assert definitions(skeleton.of(raw, [new]).decode()) == names
+    results = [evaluate(Source.parse(raw, edits), new).source.raw for edits in (None, [new])]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
     "table",
     [
-        {"op": "replace", "in": None, "at": "x = 1"},  # anywhere in the module
+        {"op": "replace", "in": None, "at": "[...]"},  # anywhere in the module, and nameless
         {"op": "define", "in": None, "code": "def new(): pass"},  # after the last definition
     ],
 )
