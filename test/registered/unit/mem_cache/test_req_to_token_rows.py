@@ -80,6 +80,8 @@ class TestRowsHoldEveryAllocation(CustomTestCase):
                         if page not in ends:
                             ends[page] = max(allocated_ends(committed, page_size=page))
                         width = rows.req_to_token.shape[1]
+                        # The guard of the row write reads this one.
+                        self.assertEqual(rows.max_context_len, width)
                         case = (*shape, page_size, dcp_size, builder, context_len)
                         num_cases += len(committed)
                         if ends[page] > width:
@@ -194,7 +196,9 @@ class TestRowGuard(CustomTestCase):
 
         with configured(shape, page_size=page_size):
             rows, allocator = BUILDERS["plain"](301, 4096, 4)
-            rows.req_to_token = rows.req_to_token[:, :301].contiguous()
+            rows = type(rows)(
+                rows.size, max_context_len=301, device="cpu", enable_memory_saver=False
+            )
             whole = guard_rows(rows)
             cache = tree_cache(rows, allocator)
             reqs = [new_req("short", 100), new_req("long", 297)]
