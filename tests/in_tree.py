@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
+import forked_pytest
 from packaging.specifiers import SpecifierSet
 
 from kvgeom import series
@@ -79,25 +78,15 @@ def outcomes(
 ) -> dict[str, str | None]:
     """The test functions of `nodes` on the SGLang in `root`: None where they pass, else what they
     say. `before`: folders whose packages come before the environment's."""
-    report = root.parent / f"{root.name}.xml"
-    path = os.pathsep.join(map(str, (root, *before)))
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}  # ours, not theirs
-    env |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-    env["TRITON_INTERPRET"] = "1"  # the table tests set it themselves, but not before their peers
-    env["OMP_NUM_THREADS"] = "1"  # small tensors; threads that spin would take the other core
-    command = ["-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "--rootdir=/"]
-    done = subprocess.run(
-        [sys.executable, *command, "-c", os.devnull, f"--junit-xml={report}", *nodes],
-        cwd=root,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert report.is_file(), done.stdout[-3000:] + done.stderr[-3000:]
+    report, log = (root.parent / f"{root.name}.{kind}" for kind in ("xml", "log"))
+    options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "--rootdir=/", "-c", os.devnull]
+    arguments = [*options, f"--junit-xml={report}", *nodes]
+    forked_pytest.run(arguments, cwd=root, path=(root, *before), log=log)
+    assert report.is_file(), log.read_text()[-3000:]
     found: dict[str, str | None] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         bad = [e for e in case if e.tag in ("failure", "error", "skipped")]
         said = "\n".join((e.get("message") or "") + (e.text or "") for e in bad)
         found[case.get("name")] = said or found.get(case.get("name"))
-    assert found, done.stdout[-3000:] + done.stderr[-3000:]
+    assert found, log.read_text()[-3000:]
     return found

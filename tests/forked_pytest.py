@@ -1,0 +1,47 @@
+"""pytest in a process forked from one that has imported what every SGLang imports.
+
+Those imports are most of a short run's time. No SGLang, and nothing that releases need in different
+versions, is among them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from multiprocessing import forkserver
+from pathlib import Path
+from unittest.mock import patch
+
+IMPORTS = ("torch", "torchvision", "cutlass", "flashinfer", "openai", "fastapi", "scipy.stats")
+# Read when they are imported. Threads that spin would take the other core.
+ENVIRONMENT = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+_STARTING = threading.Lock()
+
+
+def run(arguments: list[str], *, cwd: Path, path: Iterable[Path], log: Path) -> None:
+    """`python -m pytest` in `cwd`, with the folders `path` first on sys.path; output to `log`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*IMPORTS])
+    with _STARTING, patch.dict(os.environ, ENVIRONMENT):
+        forkserver.ensure_running()
+    process = context.Process(target=_run, args=(arguments, str(cwd), [*map(str, path)], str(log)))
+    process.start()
+    process.join()
+
+
+def _run(arguments: list[str], cwd: str, path: list[str], log: str) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for name in [n for n in os.environ if n.startswith("PYTEST_")]:  # the caller's, not these
+        del os.environ[name]
+    os.environ |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
+    sys.path[:] = [*path, *(p for p in sys.path if p != str(Path(__file__).parent))]
+    os.chdir(cwd)
+    import pytest
+
+    sys.exit(pytest.main(arguments))
