@@ -64,8 +64,9 @@ class Command:
 
 def commands(page: str) -> list[Command]:
     """Of every fenced block, in order. A block of another kind than these is an error."""
-    found = []
-    for kind, text in re.findall(r"^```(.*)\n((?:.*\n)*?)^```$", page, re.MULTILINE):
+    found, blocks = [], re.findall(r"^```(.*)\n((?:.*\n)*?)^```$", page, re.MULTILINE)
+    assert 2 * len(blocks) == len(re.findall("```", page)), "a fence without an end"
+    for kind, text in blocks:
         if kind == "sh":
             whole = re.sub(r" \\\n +", " ", text)
             lines = (line.split(" #")[0].strip() for line in whole.splitlines())
