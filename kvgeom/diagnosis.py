@@ -62,7 +62,7 @@ def make(series: Series, tree: Tree, launch: Launch | None, since: float | None)
     if launch is None:
         return Diagnosis(*facts, **_sound(status))
     if launch.served:
-        verdict = f"not affected: kvgeom's plugin served SGLang {tree.release} with the series"
+        verdict = "not affected: its log says that it started with the series"
         return Diagnosis(*facts, verdict=verdict)
     stale = status.state is TreeState.APPLIED and _is_older(tree, since)
     edits = {(e.file, e.id) for pr in series.prs for e in pr.edits_for(tree.release)}

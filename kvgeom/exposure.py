@@ -41,6 +41,11 @@ _WINDOW_DRAFT = (
     "python/sglang/srt/mem_cache/hybrid_cache/hybrid_pool_assembler.py",
     "swa-ratio",
 )
+# And of one that charges a sparse-attention (DSA) model's own draft all of its rows.
+_DSA_CHARGE = ("python/sglang/srt/model_executor/pool_configurator.py", "index-keys")
+# Drafts that SGLang charges one row a token, whatever the DCP factor. The two names are one draft.
+_ONE_ROW = {"EAGLE", "NEXTN", "EAGLE3", "STANDALONE"}
+_OWN_LAYER = {"EAGLE", "NEXTN"}
 # A draft of these has no KV pool of its own.
 _NO_DRAFT_POOL = {"NGRAM", "UNO"}
 # steps / topk / draft tokens where none is given; EAGLE's are those of Llama, the largest.
@@ -62,6 +67,7 @@ def findings(
         "attention-tables": lambda: _tables(launch),
         "draft-host-pool": lambda: _host_pool(launch, edits),
         "dspark-hicache": lambda: _dspark(launch),
+        "draft-budget": lambda: _budget(launch, edits),
     }
     found = [rule() for pr, rule in rules.items() if pr in open_prs]
     return [f for f in found if f]
@@ -171,3 +177,17 @@ def _dspark(launch: Launch) -> Finding | None:
         return None
     text = "SGLang refuses to start HiCache and DSPARK with --dcp-size > 1"
     return Finding("dspark-hicache", Grade.HIT, text)
+
+
+def _budget(launch: Launch, edits: set[tuple[str, str]]) -> Finding | None:
+    if launch.dcp == 1 or launch.algorithm not in _ONE_ROW:
+        return None
+    dsa = {"dsa", "nsa"} & {*launch.backends}
+    if dsa and launch.algorithm in _OWN_LAYER and _DSA_CHARGE in edits:
+        return None
+    text = (
+        f"the draft's pool has {launch.dcp} rows for a token of the KV budget, which charges one: "
+        "where they outweigh a layer of the model, pools take more GPU memory than budgeted, and "
+        "the server ends without memory at boot or under load"
+    )
+    return Finding("draft-budget", Grade.MODEL, text)

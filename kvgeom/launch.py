@@ -52,7 +52,7 @@ class Launch:
     draft_tokens: int | None
     hicache: bool
     unified: bool  # --enable-unified-memory
-    served: bool = False  # its log has the line that the plugin writes
+    served: bool = False  # its log has the line of a server with the series
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:

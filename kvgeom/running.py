@@ -12,13 +12,13 @@ _SITE = re.compile(r"(/\S*?/(?:site|dist)-packages)/")
 def sglang_folder(pid: int) -> Path | None:
     """The folder that holds the `sglang` of a process; None where that cannot be told.
 
-    In the order in which Python looks: its PYTHONPATH, then where its libraries were loaded from,
-    then the site-packages of the interpreter that it was started with.
+    In the order in which Python looks: its PYTHONPATH, then the site-packages of the interpreter
+    that it was started with, then where its libraries were loaded from.
     """
     folder = Path(f"/proc/{pid}")
     if _other_root(folder):
         return None
-    for place in [*_python_path(folder), *_loaded_from(folder), *_interpreter(folder)]:
+    for place in [*_python_path(folder), *_interpreter(folder), *_loaded_from(folder)]:
         if (place / "sglang" / "srt").is_dir():
             return place
     return None

@@ -13,15 +13,19 @@ from conftest import REPOSITORY
 
 
 class PluginSite:
-    """The environment in `root`; libraries come from the environment that runs the tests."""
+    """The environment in `root`; libraries come from the environment that runs the tests.
 
-    def __init__(self, root: Path, wheel: Path):
+    Without a wheel there is no kvgeom in it.
+    """
+
+    def __init__(self, root: Path, wheel: Path | None):
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
         self.python = root / "venv/bin/python"
         self.packages = next((root / "venv/lib").glob("python3*")) / "site-packages"
         self.cache = root / "cache"
-        install = ["install", "--quiet", "--no-deps", "--no-compile", wheel]
-        subprocess.run([sys.executable, "-m", "pip", "--python", self.python, *install], check=True)
+        if wheel is not None:
+            install = ["--python", self.python, "install", "--quiet", "--no-deps", "--no-compile"]
+            subprocess.run([sys.executable, "-m", "pip", *install, wheel], check=True)
         (self.packages / "zz_libraries.pth").write_text("\n".join(site.getsitepackages()))
 
     def use_series(self, root: Path) -> None:

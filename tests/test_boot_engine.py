@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 
+import generate
 import psutil
 import pytest
 from conftest import REPOSITORY
@@ -116,6 +118,20 @@ def test_rows_hold_a_request_up_to_the_context_limit(result):
         assert [len(p) + len(o) for p, o in zip(spec.prompts, served.outputs, strict=True)] == [
             spec.context - 2
         ] * 3
+
+
+def told(text: str) -> str:
+    """Without what differs from run to run and from machine to machine."""
+    text = re.sub(r"\d+ s, at most [\d.]+ GiB|within [\d.e-]+|rank \d+|copy of \S+", "", text)
+    return " ".join(text.split())
+
+
+def test_the_docs_show_what_it_prints(result):
+    if result["pair"] == "mla":
+        return
+    page = (REPOSITORY / "docs/fault.md").read_text("utf-8")
+    shown = generate.blocks(page)["kvgeom boot"]
+    assert told(shown) == told(generate.block("kvgeom boot", result["text"])), "make docs"
 
 
 @pytest.fixture(scope="module")

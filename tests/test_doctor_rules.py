@@ -8,6 +8,7 @@ from kvgeom import exposure, launch, series
 from kvgeom.exposure import Grade
 
 EVERY = {"draft-pool-page", "req-rows", "attention-tables", "draft-host-pool", "dspark-hicache"}
+EVERY |= {"draft-budget"}
 STACK = series.load()
 EDITS = {(e.file, e.id) for pr in STACK.prs for e in pr.edits}
 
@@ -97,8 +98,32 @@ def test_hicache_of_a_release_whose_index_keys_are_sharded():
     assert draft["draft-host-pool"] is Grade.MODEL
 
 
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NEXTN", "EAGLE3", "STANDALONE"])
+def test_a_draft_under_dcp_that_is_charged_one_row_a_token(algorithm):
+    words = f"--page-size 64 --attention-backend cutedsl_mla --speculative-algorithm {algorithm} "
+    assert found(words + "--dcp-size 8")["draft-budget"] is Grade.MODEL
+    assert "draft-budget" not in found(words)
+    text = exposure.findings(
+        server(words + "--dcp-size 8"), {"draft-budget"}, EDITS, headroom_is_widened=True
+    )[0].text
+    assert "8 rows for a token of the KV budget, which charges one" in text
+
+
+@pytest.mark.parametrize("algorithm", ["DSPARK", "DFLASH", "NGRAM", "FROZEN_KV_MTP"])
+def test_a_draft_that_is_charged_all_its_rows_or_has_none(algorithm):
+    assert "draft-budget" not in found(f"--dcp-size 8 --speculative-algorithm {algorithm}")
+
+
+def test_a_sparse_models_own_draft_is_charged_by_newer_releases():
+    words = "--dcp-size 8 --attention-backend dsa --speculative-algorithm "
+    older = EDITS - {exposure._DSA_CHARGE}
+    assert "draft-budget" not in found(words + "NEXTN")
+    assert found(words + "NEXTN", edits=older)["draft-budget"] is Grade.MODEL
+    assert found(words + "EAGLE3")["draft-budget"] is Grade.MODEL
+
+
 def test_the_edits_that_rules_name_are_in_the_series():
-    assert {exposure._INDEX_KEYS, exposure._WINDOW_DRAFT} <= EDITS
+    assert {exposure._INDEX_KEYS, exposure._WINDOW_DRAFT, exposure._DSA_CHARGE} <= EDITS
     assert {pr.id for pr in STACK.prs if pr.red} >= EVERY
 
 

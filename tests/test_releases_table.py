@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 
+import generate
 import pytest
 from conftest import kvgeom_checkout, make_series, make_tree
 from little_index import OWN, fetch, index, make_wheel  # noqa: F401
 
 from kvgeom import releases, releases_table, series, tree
-
-MARKERS = "<!-- kvgeom releases --table -->\n", "<!-- end of the table -->"
 
 
 @pytest.fixture
@@ -112,12 +110,10 @@ def stack() -> series.Series:
     return found
 
 
-def test_the_readme_shows_the_table(stack):
+def test_the_docs_show_the_table(stack):
     cells = releases_table.matrix(stack, lambda release: None)
     for pr, cell in [(pr, c) for found in cells.values() for pr, c in found.items()]:
         assert not cell.red or cell.state == "applied", f"{pr}: {cell}"
-    readme = (stack.root / "README.md").read_text("utf-8")
-    start, end = map(re.escape, MARKERS)
-    shown = re.findall(f"{start}(.*?){end}", readme, re.DOTALL)
-    assert len(shown) == 1, f"README.md: the table goes between {MARKERS}"
-    assert shown[0].strip() == releases_table.markdown(stack, cells).strip()
+    page = (stack.root / "docs/support.md").read_text("utf-8")
+    shown = generate.blocks(page)["kvgeom releases --table"]
+    assert shown == releases_table.markdown(stack, cells), "make docs"
