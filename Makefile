@@ -1,4 +1,5 @@
 # make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about 4 minutes)
+# make tokens KV tokens per GPU of published deployments, as released and with the series (1 minute)
 # make test   everything that guards the series and the tool (about 30 minutes)
 # make lint   style of the code, of the edits and of what they make of SGLang
 # make drift  whether the series fits SGLang's latest release, or ONTO=CHECKOUT
@@ -13,11 +14,14 @@ PAIR ?= mqa
 DEVICE ?= cpu
 ONTO ?= latest
 
-.PHONY: run test lint bench drift setup clean
+.PHONY: run tokens test lint bench drift setup clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
 	$(BIN)/kvgeom boot --pair $(PAIR) --device $(DEVICE)
+
+tokens: $(READY)
+	$(BIN)/kvgeom plan --published
 
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder tests
