@@ -127,7 +127,10 @@ def _num_runners(config: ModelConfig) -> int:
 
 def _is_depth_a_runner(config: ModelConfig) -> bool:
     # All runners share one list of layers, and each builds its own of them.
-    return getattr(config.hf_text_config, "mtp_local_layer_ids", None) is not None
+    return config.hf_config.architectures[0] in (
+        "InklingForConditionalGeneration",
+        "InklingForConditionalGenerationMTP",
+    )
 
 
 def _layer_bytes(kvc: KVCacheConfigurator, config: ModelConfig) -> int:
