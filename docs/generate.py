@@ -18,6 +18,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+MARKDOWN = ("kvgeom releases --table", "kvgeom plan --published")
 _BLOCK = re.compile(r"(<!-- (kvgeom [^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -28,7 +29,7 @@ def blocks(page: str) -> dict[str, str]:
 
 def block(command: str, printed: str) -> str:
     """What stands between the marks of a command: its Markdown, or a transcript."""
-    if "--table" in command:
+    if command in MARKDOWN:
         return printed
     return f"```console\n$ {command}\n{shorten(printed)}\n```\n"
 

@@ -138,7 +138,7 @@ def boot(
     show(out, reports)
     seconds = time.monotonic() - started
     memory = max(r.peak_rss_mb for r in reports.values()) / 1024
-    out.print(f"{seconds:.0f} s, at most {memory:.1f} GiB of memory.\n")
+    out.print(f"{seconds:.0f} s, {memory:.1f} GiB. KV tokens per GPU: kvgeom plan --published\n")
     everything = as_json(stack, found, reports, result, seconds)
     if to_stdout:
         print(everything)

@@ -23,9 +23,17 @@ _EXIT = {"safe": 0, "unsafe": 1}
 
 def plan(
     arguments: Annotated[
-        list[str],
-        typer.Argument(metavar="-- ARGUMENTS", help="The arguments of `sglang serve`, after `--`."),
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="-- ARGUMENTS",
+            show_default=False,
+            help="The arguments of `sglang serve`, after `--`.",
+        ),
+    ] = None,
+    published: Annotated[
+        bool,
+        typer.Option("--published", help="KV tokens per GPU of five published deployments."),
+    ] = False,
     gpu_memory: Annotated[
         float, typer.Option(metavar="GIB", min=1, help="Memory of one GPU; an H200 has 141.")
     ] = 141.0,
@@ -60,8 +68,12 @@ def plan(
 
     Parsing, validation, configurators, pools and allocator are SGLang's own, on the release as it
     is and with the series; tensors have no bytes, and only config.json is read. A model is a local
-    folder, or one of these public configurations: deepseek-v3, kimi-linear-48b, llama-3.1-70b,
+    folder, or one of these public configurations: deepseek-v3, glm-5.2, glm-5.2-dspark,
+    gpt-oss-120b, gpt-oss-120b-eagle3, kimi-linear-48b, kimi-linear-48b-dspark, llama-3.1-70b,
     llama-3.1-70b-eagle3.
+
+    --published prints Markdown: the KV tokens that a GPU gets as released and with the series, and
+    the bytes that a token is charged and takes, target and draft.
 
     Exit status: 0 safe; 1 unsafe, on the release as it is; 2 wrong arguments, refused by SGLang, or
     not covered by a plan.
@@ -69,16 +81,24 @@ def plan(
     from kvgeom import series
     from kvgeom import tree as trees
     from kvgeom.boot_json import check_target, write
+    from kvgeom.deployment import published as deployments
     from kvgeom.deployment import show as shown
     from kvgeom.deployment.spec import Request
     from kvgeom.deployment.svg import picture
     from kvgeom.deployment.verdict import verdict
 
+    _check_choice(arguments, published, svg, weights)
     target = check_target(svg, "--svg")
-    request = Request(arguments, gpu_memory, str(gpu_arch), weights)
     found = trees.find(tree)
     _check_release(found)
-    installed, with_series = _plans(request, series.load(), found)
+    if published:
+        asked = deployments.requests(gpu_memory, str(gpu_arch))
+        answers = _plans(asked, series.load(), found)
+        table = json.dumps(deployments.as_dict(*answers, str(found.package)), indent=2) + "\n"
+        print(table if as_json else deployments.markdown(*answers), end="")
+        return
+    request = Request(arguments, gpu_memory, str(gpu_arch), weights)
+    (installed,), (with_series,) = _plans([request], series.load(), found)
     if as_json:
         answer = shown.as_dict(request, installed, with_series, str(found.package))
         print(json.dumps(answer, indent=2))
@@ -87,6 +107,24 @@ def plan(
     if target:
         write(target, picture(installed, with_series))
     raise typer.Exit(_EXIT.get(verdict(installed).word, 2))
+
+
+def _check_choice(
+    arguments: list[str] | None, published: bool, svg: str | None, weights: float
+) -> None:
+    """KvgeomError (2) unless there is one thing to plan."""
+    if published and (arguments or svg or weights):
+        raise KvgeomError(
+            "--published has its own launch commands and weights, and no picture",
+            "leave out --weights, --svg and what follows --",
+            exit_code=2,
+        )
+    if not (published or arguments):
+        raise KvgeomError(
+            "Missing argument '-- ARGUMENTS'",
+            "give the arguments of `sglang serve` after --, or --published",
+            exit_code=2,
+        )
 
 
 def _check_release(found: Tree) -> None:
@@ -101,8 +139,10 @@ def _check_release(found: Tree) -> None:
         )
 
 
-def _plans(request: Request, stack: Series, found: Tree) -> tuple[TreePlan, TreePlan]:
-    """What the tree makes of the command as it is, and what a copy with the series does."""
+def _plans(
+    requests: list[Request], stack: Series, found: Tree
+) -> tuple[list[TreePlan], list[TreePlan]]:
+    """What the tree makes of each command as it is, and what a copy with the series does."""
     from kvgeom.boot_show import Steps
     from kvgeom.boot_tree import patched
     from kvgeom.deployment.run import ask
@@ -111,13 +151,15 @@ def _plans(request: Request, stack: Series, found: Tree) -> tuple[TreePlan, Tree
     console = Console(stderr=True, highlight=False)
     with ExitStack() as held, Steps(console, list(steps)) as shown:
 
-        def asked(name: str, package: Path) -> TreePlan:
+        def asked(name: str, package: Path) -> list[TreePlan]:
             with shown.step(name) as on_event:
                 on_event(name, "SGLang parses, resolves and builds")
-                return ask(package, request)[0]
+                return ask(package, *requests)
 
         installed = asked(first, found.package)
-        _check_planned(installed)
+        for plan, request in zip(installed, requests, strict=True):
+            if not request.capacity:
+                _check_planned(plan)
         with shown.step(copying) as on_event:
             copy = held.enter_context(patched(stack, found, lambda text: on_event(copying, text)))
         return installed, asked(second, copy.package)

@@ -54,6 +54,8 @@ ONLY = {
     "test_a_unified_buffer_leaves_room_for_a_private_draft": (">=0.5.20", "no DCP with it"),
     "test_a_block_draft_has_a_row_for_each_loc": (">=0.5.18", "its rows are the target's"),
     "test_a_block_draft_of_a_window_target": (">=0.5.18", "not charged"),
+    "test_a_drafts_windows_have_its_own_heads": (">=0.5.19", "charged as full layers"),
+    "test_each_runner_of_a_window_draft_has_a_pool": (">=0.5.19", "charged as full layers"),
     "test_a_block_draft_of_a_hisparse_target": (">=0.5.18", "its rows are the target's"),
     "test_an_mla_draft_stores_its_share_of_the_locs": (">=0.5.20", "its writes have two rules"),
 }

@@ -119,6 +119,8 @@ RED = {
         "test_a_dsa_draft_under_dcp_holds_a_key_for_each_loc": " delta (",
         "test_each_runner_of_a_multi_layer_draft_has_a_pool": " delta (",
         "test_a_window_targets_locs_do_not_widen": " delta (",
+        "test_a_drafts_windows_have_its_own_heads": " delta (",
+        "test_each_runner_of_a_window_draft_has_a_pool": " delta (",
         "test_a_block_draft_of_a_window_target": " delta (",
         "test_hisparse_locs_span_the_host": " delta (",
         "test_a_dsa_draft_of_a_hisparse_target": " delta (",

@@ -232,7 +232,8 @@ def run_command(monkeypatch, answers, *options: str) -> tuple[int, str]:
 
     from kvgeom.cli import app
 
-    monkeypatch.setattr(plan_cli, "_plans", lambda request, stack, found: answers)
+    each = [[answer] for answer in answers]
+    monkeypatch.setattr(plan_cli, "_plans", lambda requests, stack, found: each)
     done = CliRunner().invoke(app, ["plan", *options, "--", "x"])
     return done.exit_code, done.stdout
 

@@ -32,13 +32,16 @@ def preload(requests: list[Request]) -> None:
         importlib.import_module(name)
     if any(word.startswith("--speculative") for r in requests for word in r.arguments):
         _use_series_tests()
+    if any(r.capacity for r in requests):
+        _use_series_tests()
+        importlib.import_module("sglang.test.pool_budgets")
 
 
 def plan(request: Request) -> TreePlan:
     """Parse, resolve, build, read. Whatever ends it early is in the answer's `stop`."""
     release = sglang_release()
     try:
-        return _planned(request, release)
+        return (_sized if request.capacity else _planned)(request, release)
     except Stopped as stopped:
         return TreePlan(release, stop=stopped.stop)
     except Exception as error:
@@ -73,6 +76,19 @@ def _planned(request: Request, release: str) -> TreePlan:
             tokens=target.max_total_num_tokens,
             not_planned=_not_planned(target, server),
         )
+
+
+def _sized(request: Request, release: str) -> TreePlan:
+    """Only how much fits."""
+    with gpu(request):
+        from kvgeom.deployment import capacity, pools
+
+        args = published(request)
+        made = pools.runners(args, request)
+        with pools.memory(request):
+            found = capacity.measure(made)
+        tokens = made[0].max_total_num_tokens
+        return TreePlan(release, settings=_settings(), tokens=tokens, capacity=found)
 
 
 def _stop(error: Exception) -> Stop:

@@ -26,6 +26,8 @@ class OnMeta(TorchFunctionMode):
         if kwargs.get("device") is not None and func is not torch.tensor:
             kwargs["device"] = "meta"
         kwargs.pop("pin_memory", None)
+        if func is torch.cat and any(part.is_meta for part in args[0]):
+            args = ([part.to("meta") for part in args[0]], *args[1:])
         return func(*args, **kwargs)
 
 
@@ -52,27 +54,35 @@ def build(server_args, request: Request) -> SimpleNamespace:
 
     Stopped where the command is for a kind of model or server that is not planned.
     """
-    from sglang.srt.runtime_context import get_spec
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    algorithm = SpeculativeAlgorithm.from_string(get_spec().speculative_algorithm)
-    check_planned(server_args, algorithm)
-    with memory(request):
-        target, pool_config = _runner(server_args, request, algorithm)
-        draft = None
-        if _has_draft_pool(algorithm):
-            draft, _ = _runner(server_args, request, algorithm, target, pool_config)
+    target, *drafts = runners(server_args, request)
     host = SimpleNamespace(mem_pool_host=SimpleNamespace(entry_map={}))
-    worker = draft and SimpleNamespace(draft_worker=SimpleNamespace(draft_runner=draft))
+    worker = [SimpleNamespace(draft_worker=SimpleNamespace(draft_runner=d)) for d in drafts]
     return SimpleNamespace(
         tp_worker=SimpleNamespace(model_runner=target),
-        draft_worker=worker,
+        draft_worker=worker[0] if worker else None,
         tree_cache=SimpleNamespace(cache_controller=host),
     )
 
 
-def check_planned(server_args, algorithm) -> None:
-    """Stopped for a server whose pools are made in a way that `build` does not follow."""
+def runners(server_args, request: Request) -> list[SimpleNamespace]:
+    """What the ModelRunner of the target has after its pools are made, then that of the draft.
+
+    Stopped where the command is for a kind of model or server that is not planned.
+    """
+    from sglang.srt.runtime_context import get_spec
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    algorithm = SpeculativeAlgorithm.from_string(get_spec().speculative_algorithm)
+    check_planned(server_args, algorithm, request)
+    with memory(request):
+        made = [_runner(server_args, request, algorithm)]
+        if _has_draft_pool(algorithm):
+            made.append(_runner(server_args, request, algorithm, made[0]))
+    return made
+
+
+def check_planned(server_args, algorithm, request: Request) -> None:
+    """Stopped for a server whose pools are made in a way that `runners` does not follow."""
     from sglang.srt.arg_groups.overrides import post_capture_kv_sizing_planned
     from sglang.srt.runtime_context import get_memory, get_parallel, get_schedule, get_spec
 
@@ -82,7 +92,7 @@ def check_planned(server_args, algorithm) -> None:
         "prefill context parallelism": parallel.attn_cp_size > 1,
         "--enable-unified-memory": get_memory().enable_unified_memory,
         "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": post_capture_kv_sizing_planned(server_args),
-        "--enable-hisparse": get_memory().enable_hisparse,
+        "--enable-hisparse": get_memory().enable_hisparse and not request.capacity,
         "--enable-multi-layer-eagle": get_spec().enable_multi_layer_eagle,
         "--prefill-only-disable-kv-cache": get_schedule().prefill_only_disable_kv_cache,
         f"--speculative-algorithm {get_spec().speculative_algorithm}": not (
@@ -100,11 +110,8 @@ def _has_draft_pool(algorithm) -> bool:
     return algorithm.is_eagle() or algorithm.is_standalone() or algorithm.is_dspark()
 
 
-def _runner(server_args, request: Request, algorithm, target=None, pool_config=None):
-    """(what a ModelRunner has after its pools are made, its MemoryPoolConfig).
-
-    With `target`, the draft that shares its allocator and rows.
-    """
+def _runner(server_args, request: Request, algorithm, target=None) -> SimpleNamespace:
+    """One runner; with `target`, of the draft that shares its allocator and rows."""
     from sglang.srt.configs.model_config import AttentionArch, ModelConfig
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
     from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
@@ -116,15 +123,18 @@ def _runner(server_args, request: Request, algorithm, target=None, pool_config=N
     from sglang.srt.runtime_context import get_model, get_parallel, get_schedule, get_spec
 
     is_draft = target is not None
-    shared = target or SimpleNamespace(req_to_token_pool=None, token_to_kv_pool_allocator=None)
+    shared = target or SimpleNamespace(
+        req_to_token_pool=None, token_to_kv_pool_allocator=None, memory_pool_config=None
+    )
     config = ModelConfig.from_server_args(
         server_args,
         model_path=get_spec().speculative_draft_model_path if is_draft else get_model().model_path,
         is_draft_model=is_draft,
         context_length=target.model_config.context_len if is_draft else None,
     )
-    if config.is_hybrid_swa or config.is_encoder_decoder:
-        kind = "sliding-window" if config.is_hybrid_swa else "encoder-decoder"
+    window = config.is_hybrid_swa and not request.capacity
+    if window or config.is_encoder_decoder:
+        kind = "sliding-window" if window else "encoder-decoder"
         raise Stopped("kvgeom", f"a plan does not cover {kind} models ({config.model_path})")
     dtype_name, dtype = configure_kv_cache_dtype(
         server_args_kv_cache_dtype=get_model().kv_cache_dtype,
@@ -167,18 +177,20 @@ def _runner(server_args, request: Request, algorithm, target=None, pool_config=N
         forward_stream=None,
         req_to_token_pool=shared.req_to_token_pool,
         token_to_kv_pool_allocator=shared.token_to_kv_pool_allocator,
-        memory_pool_config=pool_config,
+        memory_pool_config=shared.memory_pool_config,
     )
     made = configurator.configure(pre_model_load_memory=request.gpu_memory)
     pool = made.token_to_kv_pool
-    runner = SimpleNamespace(
+    return SimpleNamespace(
+        configurator=configurator,
         model_config=config,
         max_total_num_tokens=made.max_total_num_tokens,
         max_running_requests=made.max_running_requests,
+        memory_pool_config=made.memory_pool_config,
         req_to_token_pool=made.req_to_token_pool,
+        kv_pool=pool,
         # A hybrid linear model's pool holds its attention layers' rows in another.
         token_to_kv_pool=getattr(pool, "full_kv_pool", pool),
         token_to_kv_pool_allocator=made.token_to_kv_pool_allocator,
         use_mla_backend=configurator.use_mla_backend,
     )
-    return runner, made.memory_pool_config

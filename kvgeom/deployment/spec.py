@@ -17,12 +17,16 @@ class GpuArch(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """One launch command. Memory is GiB of one GPU; `weights` is what weights take of it."""
+    """One launch command. Memory is GiB of one GPU; `weights` is what weights take of it.
+
+    `capacity`: only how many tokens fit and what they take, which more servers can be asked for.
+    """
 
     arguments: list[str]
     gpu_memory: float
     gpu_arch: str
     weights: float
+    capacity: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,27 @@ class Table:
 
 
 @dataclass(frozen=True)
+class PoolBuffers:
+    """A pool that holds tensors, of "target" or "draft", and `size`, its bytes. Each kind of buffer
+    is `[attribute, count, shape, dtype]`."""
+
+    owner: str
+    cls: str
+    size: int
+    buffers: list[list]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """KV of one GPU. `charged`: bytes that SGLang's budget takes for a token; `kv`: what they pay
+    for, in SGLang's own count of bytes; `requests`: req_to_token and recurrent states."""
+
+    charged: float
+    kv: list[PoolBuffers]
+    requests: PoolBuffers
+
+
+@dataclass(frozen=True)
 class TreePlan:
     """One tree's answer.
 
@@ -96,3 +121,4 @@ class TreePlan:
     tables: list[Table] = field(default_factory=list)
     tokens: int | None = None
     not_planned: list[str] = field(default_factory=list)
+    capacity: Capacity | None = None

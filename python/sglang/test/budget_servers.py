@@ -49,6 +49,22 @@ _SWA = {
     "num_local_experts": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
+_WINDOW_HEADS = {
+    **_SWA,
+    "architectures": ["MiMoV2FlashForCausalLM"],
+    "model_type": "llama",
+    "hybrid_layer_pattern": [1, 0, 1, 0],
+    "swa_num_key_value_heads": 16,
+    "swa_head_dim": 8,
+    "swa_v_head_dim": 4,
+    "v_head_dim": 2,
+}
+_STEP = {
+    **_SWA,
+    "architectures": ["Step3p5ForCausalLM"],
+    "model_type": "llama",
+    "num_nextn_predict_layers": 3,
+}
 _MINIMAX = {
     **TINY_LLAMA,
     **_LAYERS,
@@ -85,6 +101,9 @@ UNIFIED = HYBRID_LINEAR._replace(
     name="unified mamba", fields={"enable_unified_memory": True}
 )
 HYBRID_SWA = Target("hybrid swa", _SWA, fields={"swa_full_tokens_ratio": 0.5})
+# Windows with heads of their own; every draft layer of the two is a window.
+WINDOW_HEADS = HYBRID_SWA._replace(name="window heads", config=_WINDOW_HEADS)
+STEP = HYBRID_SWA._replace(name="window draft", config=_STEP)
 MINIMAX = Target("minimax", _MINIMAX)
 MINIMAX_HISPARSE = Target("minimax hisparse", _MINIMAX, fields=_HISPARSE)
 DSA_HISPARSE = DSA._replace(name="dsa hisparse", fields=_HISPARSE)
@@ -110,5 +129,10 @@ NEXTN_DSA = Draft(
 MULTI_LAYER = NEXTN_MLA._replace(
     name="multi-layer", fields={**_CHAIN, "enable_multi_layer_eagle": True}, runners=3
 )
+WINDOW_STANDALONE = Draft("STANDALONE with windows", "STANDALONE", _SWA)
+WINDOW_MULTI_LAYER = MULTI_LAYER._replace(
+    name="multi-layer windows", config=_WINDOW_HEADS
+)
+STEP_MULTI_LAYER = MULTI_LAYER._replace(name="multi-layer window", config=_STEP)
 DFLASH = Draft("DFLASH", "DFLASH", {**TINY_LLAMA, **_BLOCK})
 DSPARK = Draft("DSPARK", "DSPARK", {**TINY_LLAMA, **_TWO_HEADS, **_BLOCK})

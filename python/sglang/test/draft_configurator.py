@@ -23,6 +23,24 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.test.kv_pools import DTYPE, build_with
 
 
+def configurator(**fields) -> KVCacheConfigurator:
+    """As a runner builds it on CPU, with no model loaded and on no pipeline."""
+    return build_with(
+        KVCacheConfigurator,
+        device="cpu",
+        gpu_id=0,
+        ps=SimpleNamespace(attn_dp_size=1, pp_size=1),
+        attn_dp_size=1,
+        pp_size=1,
+        model=None,
+        server_args=get_server_args(),
+        page_size=get_schedule().page_size,
+        post_capture_kv_active=False,
+        forward_stream=None,
+        **fields,
+    )
+
+
 def draft_configurator(
     allocator: BaseTokenToKVPoolAllocator,
     *,
@@ -33,30 +51,19 @@ def draft_configurator(
 ) -> KVCacheConfigurator:
     """The configurator of a draft runner that shares `allocator`, as a runner
     builds it; `max_total_num_tokens` is the target's figure, per rank."""
-    return build_with(
-        KVCacheConfigurator,
-        device="cpu",
-        gpu_id=0,
-        ps=SimpleNamespace(attn_dp_size=1, pp_size=1),
-        attn_dp_size=1,
-        pp_size=1,
+    return configurator(
         pp_group=None,
-        model=None,
         model_config=ModelConfig(model_path=model_path),
-        server_args=get_server_args(),
         kv_cache_dtype=DTYPE,
         model_dtype=DTYPE,
-        page_size=get_schedule().page_size,
         sliding_window_size=None,
         spec_algorithm=SpeculativeAlgorithm.from_string(algorithm),
         is_draft_worker=True,
-        post_capture_kv_active=False,
         spec_aux_config=SpecAuxHiddenStateConfig(),
         is_hybrid_swa=False,
         is_hybrid_swa_compress=False,
         use_mla_backend=use_mla_backend,
         layer_info=ModelLayerInfo(start_layer=0, end_layer=1, num_effective_layers=1),
-        forward_stream=None,
         req_to_token_pool=ReqToTokenPool(
             size=2, max_context_len=64, device="cpu", enable_memory_saver=False
         ),

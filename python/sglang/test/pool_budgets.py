@@ -32,7 +32,7 @@ from sglang.srt.model_executor.pool_configurator import (
 from sglang.srt.runtime_context import get_schedule, get_server_args
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.test.budget_servers import Draft, Target
-from sglang.test.draft_configurator import write_config
+from sglang.test.draft_configurator import configurator, write_config
 from sglang.test.kv_cache_families import topology
 from sglang.test.kv_pools import OnCPU, build_with
 
@@ -87,24 +87,24 @@ def build(target: Target, draft: Optional[Draft], *, dcp_size: int) -> Built:
         )
         stack.enter_context(get_schedule().override(max_mamba_cache_size=STATES))
         stack.enter_context(OnCPU())
-        configurator = _configurator(target_path, draft and draft.algorithm)
-        return _build(configurator, draft, draft_path)
+        runner = _configurator(target_path, draft and draft.algorithm)
+        return _build(runner, draft, draft_path)
 
 
 def _build(
-    configurator: KVCacheConfigurator, draft: Optional[Draft], path: Optional[str]
+    runner: KVCacheConfigurator, draft: Optional[Draft], path: Optional[str]
 ) -> Built:
     profiled = patch.object(
         KVCacheConfigurator, "_profile_available_bytes", lambda *args: BUDGET
     )
     with profiled:
-        target = configurator.configure(pre_model_load_memory=1)
+        target = runner.configure(pre_model_load_memory=1)
     if target.unified_memory_pool is None:
-        budget = create_memory_pool_configurator(configurator)
+        budget = create_memory_pool_configurator(runner)
         charged = int(budget._cell_size * target.max_total_num_tokens)
     else:
         # All of it, and the state that was profiled before.
-        state = configurator.mambaish_config.mamba2_cache_params
+        state = runner.mambaish_config.mamba2_cache_params
         charged = BUDGET + int(state.mamba_cache_per_req) * STATES
     drafts = [
         _configurator(path, draft.algorithm, target=target, index=index).configure(
@@ -127,32 +127,25 @@ def _configurator(
     model_config = ModelConfig(model_path=model_path, is_draft_model=is_draft)
     shared = {
         "model_config": model_config,
-        "server_args": get_server_args(),
         "spec_algorithm": SpeculativeAlgorithm.from_string(algorithm),
         "is_draft_worker": is_draft,
     }
-    return build_with(
-        KVCacheConfigurator,
+    return configurator(
         **shared,
-        device="cpu",
-        gpu_id=0,
-        ps=SimpleNamespace(attn_dp_size=1, pp_size=1),
-        attn_dp_size=1,
-        pp_size=1,
         pp_group=SimpleNamespace(rank_in_group=0, world_size=1),
-        model=None,
         kv_cache_dtype=model_config.dtype,
         kv_cache_dtype_str="auto",
         model_dtype=model_config.dtype,
-        page_size=get_schedule().page_size,
         sliding_window_size=model_config.sliding_window_size,
-        post_capture_kv_active=False,
-        spec_aux_config=build_with(resolve_spec_aux_hidden_state_config, **shared),
+        spec_aux_config=build_with(
+            resolve_spec_aux_hidden_state_config,
+            server_args=get_server_args(),
+            **shared,
+        ),
         is_hybrid_swa=model_config.is_hybrid_swa,
         is_hybrid_swa_compress=model_config.is_hybrid_swa_compress,
         use_mla_backend=model_config.attention_arch == AttentionArch.MLA,
         layer_info=build_with(resolve_layer_indices, model=SimpleNamespace(), **shared),
-        forward_stream=None,
         req_to_token_pool=target and target.req_to_token_pool,
         token_to_kv_pool_allocator=target and target.token_to_kv_pool_allocator,
         memory_pool_config=target and target.memory_pool_config,

@@ -47,7 +47,8 @@ class TestDraftPoolBudget(CustomTestCase):
         )
 
     def test_heads_that_dcp_ranks_share(self):
-        self.check((servers.HYBRID_SWA, servers.MINIMAX), (None,))
+        targets = servers.HYBRID_SWA, servers.WINDOW_HEADS, servers.MINIMAX
+        self.check(targets, (None,))
 
     def test_an_eagle_draft_has_a_row_for_each_loc(self):
         self.check((servers.MHA, servers.MLA, servers.HYBRID_LINEAR), EAGLE_DRAFTS)
@@ -63,6 +64,13 @@ class TestDraftPoolBudget(CustomTestCase):
 
     def test_a_window_targets_locs_do_not_widen(self):
         self.check((servers.HYBRID_SWA,), EAGLE_DRAFTS[:3])
+
+    def test_a_drafts_windows_have_its_own_heads(self):
+        self.check((servers.HYBRID_SWA,), (servers.WINDOW_STANDALONE,))
+
+    def test_each_runner_of_a_window_draft_has_a_pool(self):
+        self.check((servers.WINDOW_HEADS,), (servers.WINDOW_MULTI_LAYER,))
+        self.check((servers.STEP,), (servers.STEP_MULTI_LAYER,))
 
     def test_a_block_draft_of_a_window_target(self):
         self.check((servers.HYBRID_SWA,), BLOCK_DRAFTS)
