@@ -38,6 +38,7 @@ ONLY = {
     "test_minimax_nvfp4_plan_stays_in_what_msa_indexes": (">=0.5.23", "no NVFP4 backend"),
     "test_minicpm_refuses_a_short_context": (">=0.5.19", "no MiniCPM backend"),
     "test_trtllm_mha_fp4_prefill_rows": (">=0.5.21", "no FP4 prefill"),
+    "test_tokenspeed_mla_graph": ("<0.5.23", "no tokenspeed backend since"),
     "test_qsa_graph": (">=0.5.20", "no QSA backend"),
     "test_xpu_graph": (">=0.5.20", "no speculation in XPU graphs"),
     "test_ascend_graph_without_host_lengths": (">=0.5.23", "a replay needs host lengths"),

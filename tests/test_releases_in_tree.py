@@ -31,6 +31,7 @@ RED = {
     "test_every_algorithm": ("rows that were overwritten|exceeds req_to_token row width", ""),
     "test_fa_graph": ("Lists differ: [", ""),
     "test_triton_draft_indices": ("Lists differ: [((5, 384), 0, 56)] != []", ""),
+    "test_tokenspeed_mla_graph": ("Lists differ: [1, 1] != [0, 0]", "<0.5.23"),
     "test_verify_mask": ("896 not greater than or equal to 928", ""),
     "test_every_slot_comes_back": ("index 64 is out of bounds", "==0.5.17"),
     "test_a_window_draft_follows_the_windows_slots": ("index 104 is out of bounds", ">=0.5.18"),
