@@ -104,6 +104,7 @@ RED = {
         "test_a_window_draft_with_full_locs_follows_the_full_slots": "index 104 is out of bounds",
         "test_the_targets_index_keys_follow_every_slot": "for dimension 0 with size 14",
         "test_a_drafts_index_keys_follow_every_slot": "[6, 16896] cannot be broadcast",
+        "test_qsa_index_keys_follow_every_slot": "index 13 is out of bounds",
         "test_counts_the_rows_that_the_sidecar_has": "7168) != 53248",
         "test_a_draft_pool_of_physical_rows_does_not_boot": "PageGeometryError not raised",
         "test_a_short_sidecar_of_the_target_does_not_boot": "PageGeometryError not raised",

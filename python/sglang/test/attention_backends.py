@@ -42,6 +42,7 @@ _BACKENDS = {
     "trtllm_mha": ("trtllm_mha_backend", "TRTLLMHAAttnBackend"),
     "trtllm_mla": ("trtllm_mla_backend", "TRTLLMMLABackend"),
     "cutedsl_mla": ("cutedsl_mla_backend", "CuteDslMLABackend"),
+    "tokenspeed_mla": ("tokenspeed_mla_backend", "TokenspeedMLABackend"),
     "flashmla": ("flashmla_backend", "FlashMLABackend"),
     "aiter": ("aiter_backend", "AiterAttnBackend"),
     "aiter_draft": ("aiter_backend", "AiterMultiStepDraftBackend"),
@@ -82,6 +83,8 @@ def module(name: str):
 
 def build(name: str, m: SimpleNamespace, *args, **kwargs):
     """The real constructor."""
+    if name == "tokenspeed_mla":
+        m.kv_cache_dtype = torch.float8_e4m3fn  # it takes no other
     return vars(module(name))[BACKENDS[name]](m, *args, **kwargs)
 
 

@@ -70,6 +70,26 @@ def dsa_pool(size, page_size, replicated=False):
     )
 
 
+def qsa_pool(size, page_size):
+    """Two attention layers of 16 index bytes to each four tokens."""
+    from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
+
+    return QSATokenToKVPool(
+        size=size,
+        page_size=page_size,
+        head_num=1,
+        head_dim=2,
+        full_attention_layer_ids=[0, 1],
+        mamba_pool=None,
+        qsa_index_kv_heads=1,
+        qsa_index_head_dim=8,
+        qsa_compress_ratio=4,
+        qsa_token_topk=4,
+        num_request_slots=1,
+        **_COMMON,
+    )
+
+
 def v4_pool(size, page_size):
     return DeepSeekV4SingleKVPool(
         size,
@@ -138,7 +158,7 @@ class RoundTrip(CustomTestCase):
         for slots, part, saved in backups:
             for buffer in buffers:
                 buffer.zero_()
-            for layer in range(pool.layer_num):
+            for layer in range(sidecar.layer_num):
                 sidecar.load_to_device_per_layer(
                     pool, slots, locs[: len(slots)], layer, "direct"
                 )

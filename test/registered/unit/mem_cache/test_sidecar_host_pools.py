@@ -1,5 +1,6 @@
 """Window, indexer and auto-sized sidecars hold every slot of the pool they follow."""
 
+import functools
 import itertools
 import unittest
 
@@ -27,6 +28,7 @@ from sglang.test.host_round_trips import (
     dsa_pool,
     mha_pool,
     mla_pool,
+    qsa_pool,
     spanned,
     swa_pool,
     target,
@@ -173,6 +175,57 @@ class TestIndexerSidecars(RoundTrip):
             )
             tree.register_sidecar_pool(sidecar.decl.sidecar_spec())
             self.assertEqual(len(tree.sidecar_pool_specs), 1)
+
+
+class TestQSAIndexerSidecars(RoundTrip):
+    """Index keys of each four tokens, in pages of the pool that they follow."""
+
+    def check_index(self, anchor, sidecar, pool, locs):
+        ratio = pool.qsa_compress_ratio
+        rows, buffers = locs[::ratio] // ratio, pool.qsa_compressed_k_buffer_pool
+        self.check(anchor, sidecar, pool, locs, buffers=buffers, rows=rows)
+
+    def test_qsa_index_keys_follow_every_slot(self):
+        """Behind a host pool that shards its rows; no QSA target has one yet."""
+        from sglang.srt.mem_cache.pool_host.qsa import QSAIndexerPoolHost
+
+        for dcp_size in DCP_SIZES:
+            with self.subTest(dcp=dcp_size), cpu_host_pools(dcp_size=dcp_size):
+                allocator, _, host = target(64, dcp_size)
+                pool = qsa_pool(*spanned(allocator))
+                sidecar = QSAIndexerPoolHost(pool, host)
+                self.check_index(host, sidecar, pool, drain(allocator))
+
+    def test_a_qsa_target_has_no_host_pool_under_dcp(self):
+        from sglang.srt.mem_cache.pool_host.qsa import QSAIndexerPoolHost
+
+        for dcp_size in DCP_SIZES:
+            with self.subTest(dcp=dcp_size), cpu_host_pools(dcp_size=dcp_size):
+                pool = qsa_pool(PAGES * 64, 64)
+                build = functools.partial(
+                    assembler.build_kv_host_pool,
+                    kv_pool=pool.full_kv_pool,
+                    page_size=64 * dcp_size,
+                )
+                if dcp_size > 1:
+                    with self.assertRaisesRegex(AssertionError, "MHA host pool has no"):
+                        build()
+                    continue
+                host = build()
+                sidecar = QSAIndexerPoolHost(pool, host)
+                locs = torch.arange(64, pool.size + 64)
+                self.check_index(host, sidecar, pool, locs)
+
+    def test_a_qsa_drafts_index_keys_follow_every_slot(self):
+        for dcp_size in DCP_SIZES:
+            with self.subTest(dcp=dcp_size), cpu_host_pools(dcp_size=dcp_size):
+                allocator, pool, host = target(64, dcp_size)
+                draft = qsa_pool(*spanned(allocator))
+                pools = register_draft(
+                    draft, {PoolName.KV: (pool, host)}, page_size=allocator.page_size
+                )
+                sidecar = pools[PoolName.DRAFT_INDEXER]
+                self.check_index(host, sidecar, draft, drain(allocator))
 
 
 class TestAutoSize(CustomTestCase):

@@ -46,6 +46,7 @@ ROW_WIDE = (
     "trtllm_mha",
     "trtllm_mla",
     "cutedsl_mla",
+    "tokenspeed_mla",
     "flashmla",
     "aiter",
     "xpu",

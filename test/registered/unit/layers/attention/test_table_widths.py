@@ -137,6 +137,9 @@ class TestTableWidths(AttentionTableCase):
     def test_cutedsl_mla_graph(self):
         self.check("cutedsl_mla", BLOCKS, self.capture, blocked, mla=True)
 
+    def test_tokenspeed_mla_graph(self):
+        self.check("tokenspeed_mla", BLOCKS, self.capture, blocked, mla=True)
+
     def test_flashmla_graph(self):
         def table(backend):
             return backend.cuda_graph_kv_indices, None
