@@ -64,7 +64,7 @@ def _add(source: Source, wanted: cst.Import | cst.ImportFrom) -> Source:
         for alias in missing:
             line = _extend(source.module, line, alias.name.value)
         return source.with_swaps({_top_level(source, same[0].line): line})
-    last = missing[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    last = missing[-1].with_changes(comma=wanted.names[-1].comma)
     return _place(source, lines, wanted.with_changes(names=[*missing[:-1], last]))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import textwrap
+import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -276,18 +278,19 @@ def _nested(node: cst.CSTNode) -> list[cst.CSTNode]:
 
 
 def _lines_inside_strings(text: str) -> set[int]:
-    """Lines that begin inside a string which is not a docstring: moving them would change it."""
-    tree, docstrings = ast.parse(text), set()
-    for node in ast.walk(tree):
+    """Lines that begin inside one string which is no docstring: moving them would change it."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                docstrings.add(first.value)
+                docstrings.update(range(first.lineno, first.end_lineno + 1))
     kept: set[int] = set()
-    for node in ast.walk(tree):
-        text_node = isinstance(node, ast.JoinedStr) or (
-            isinstance(node, ast.Constant) and isinstance(node.value, str)
-        )
-        if text_node and node not in docstrings:
-            kept.update(range(node.lineno + 1, node.end_lineno + 1))
-    return kept
+    starts: list[int] = []  # of f-strings, which are several tokens from Python 3.12 on
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind in ("STRING", "FSTRING_START"):
+            starts.append(token.start[0])
+        if kind in ("STRING", "FSTRING_END"):
+            kept.update(range(starts.pop() + 1, token.end[0] + 1))
+    return kept - docstrings

@@ -99,6 +99,11 @@ def test_a_long_line_is_wrapped(tmp_path):
     assert isort_clean(out, tmp_path) == ""
 
 
+def test_a_line_a_name_stays_so():
+    code = "from sglang.srt.mem_cache.rows import (\n    a,\n    b,\n)\n"
+    assert applied("import os\n\nx = 1\n", op="import", code=code).count(code) == 1
+
+
 @pytest.mark.parametrize(
     "source",
     ["x = 1\n", '"""Doc."""\n\nx = 1\n', '"""Doc."""\nx = 1\n', "# c\n\nx = 1\n", "import os\n"],

@@ -260,6 +260,15 @@ def test_define_indents_a_docstring_and_leaves_other_strings():
     assert '        """A\n\n        b\n        """\n        return """x\n  y"""\n' in out
 
 
+def test_strings_that_follow_each_other_are_indented_and_a_long_one_is_not():
+    code = (
+        'def n(self):\n    return f(\n        "a"\n        f"{b}"\n        f"""c\n{d}\n e"""\n    )'
+    )
+    out = applied(SOURCE, op="define", scope="K", after="p", code=code)
+    strings = '            "a"\n            f"{b}"\n            f"""c\n{d}\n e"""\n'
+    assert f"        return f(\n{strings}        )\n" in out
+
+
 def test_define_replaces_a_definition_of_that_name():
     out = applied(SOURCE, op="define", scope="K", after="p", code="def q(self):\n    return 1")
     assert "    # about q\n    def q(self):\n        return 1\n\n\n# after the class" in out

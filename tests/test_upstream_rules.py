@@ -3,16 +3,19 @@ the code inside the edits. Its CI registration is checked with its own parser.""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import io
 import re
+import subprocess
+import sys
 import textwrap
 import tokenize
 from pathlib import Path
 
 import pytest
 
-from kvgeom import series, tree
+from kvgeom import install, plan, series, tree
 
 STACK = series.load()
 NEW = {f: STACK.root / f for pr in STACK.prs for f in pr.files}
@@ -66,6 +69,29 @@ def test_no_dataclasses_no_bare_asserts_on_geometry(name):
     text = SOURCES[name]
     assert "@dataclass" not in text
     assert not re.search(r"\bgetattr\(", text), "SGLang's reviewers refuse defensive getattr"
+
+
+def test_the_edited_files_are_formatted_as_they_were():
+    """As SGLang's formatter leaves them: of what it would change, nothing is the series'."""
+    found = tree.find(None)
+    read = functools.partial(install.original, found, install.read_manifest(found))
+    changes = plan.make(STACK, read, found.release, writes=found.writes).changes
+    worse = {
+        path: now
+        for path, (before, after) in changes.items()
+        if before and (now := unformatted(after)) != unformatted(before)
+    }
+    assert worse == {}
+
+
+def unformatted(text: bytes) -> list[str]:
+    """The lines that `ruff format` would take out or put in, in order."""
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--diff", "-"]
+    done = subprocess.run(command, input=text, capture_output=True)
+    assert done.returncode in (0, 1), done.stderr
+    return [
+        line for line in done.stdout.decode().splitlines() if re.match(r"[+-](?![+-]{2})", line)
+    ]
 
 
 @pytest.fixture(scope="module")
