@@ -208,8 +208,8 @@ def from_process(pid: int) -> Launch:
             f"give the server itself: --pid {_parent(folder) or 'of its parent'}",
             exit_code=2,
         )
-    start = next((i for i, w in enumerate(words) if _starts_server(words, i)), None)
-    if start is None:
+    arguments = server_arguments(words)
+    if arguments is None:
         shown = " ".join(words)
         raise KvgeomError(
             f"--pid {pid} is no SGLang server: {shown[:80]}{'...' * (len(shown) > 80)}",
@@ -217,7 +217,13 @@ def from_process(pid: int) -> Launch:
             "that makes its own Engine give its log: --log FILE",
             exit_code=2,
         )
-    return from_arguments(words[start + 1 :], f"process {pid}")
+    return from_arguments(arguments, f"process {pid}")
+
+
+def server_arguments(words: list[str]) -> list[str] | None:
+    """What follows `sglang serve` or its like in a command line; None where there is no such."""
+    starts = (at for at in range(len(words)) if _starts_server(words, at))
+    return next((words[at + 1 :] for at in starts), None)
 
 
 def _starts_server(words: list[str], at: int) -> bool:

@@ -27,7 +27,7 @@ def plan(
         typer.Argument(
             metavar="-- ARGUMENTS",
             show_default=False,
-            help="The arguments of `sglang serve`, after `--`.",
+            help="The arguments of `sglang serve`, or the whole command, after `--`.",
         ),
     ] = None,
     published: Annotated[
@@ -86,6 +86,7 @@ def plan(
     from kvgeom.deployment.spec import Request
     from kvgeom.deployment.svg import picture
     from kvgeom.deployment.verdict import verdict
+    from kvgeom.launch import server_arguments
 
     _check_choice(arguments, published, svg, weights)
     target = check_target(svg, "--svg")
@@ -97,6 +98,8 @@ def plan(
         table = json.dumps(deployments.as_dict(*answers, str(found.package)), indent=2) + "\n"
         print(table if as_json else deployments.markdown(*answers), end="")
         return
+    after = server_arguments(arguments)
+    arguments = arguments if after is None else after
     request = Request(arguments, gpu_memory, str(gpu_arch), weights)
     (installed,), (with_series,) = _plans([request], series.load(), found)
     if as_json:

@@ -90,6 +90,19 @@ def test_the_server_can_be_a_module():
     assert found.dcp == 2
 
 
+@pytest.mark.parametrize(
+    "line, arguments",
+    [
+        ("sglang serve --tp-size 8", ["--tp-size", "8"]),
+        ("X=1 /usr/bin/sglang serve", []),
+        ("python3 -m sglang.launch_server --dcp-size 8", ["--dcp-size", "8"]),
+        ("--model-path serve --served-model-name sglang", None),
+    ],
+)
+def test_a_command_line_is_its_arguments(line, arguments):
+    assert launch.server_arguments(line.split()) == arguments
+
+
 def test_a_process_that_is_gone(start):
     with subprocess.Popen(["true"]) as process:
         process.wait()

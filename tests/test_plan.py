@@ -201,7 +201,8 @@ def kvgeom(*args: str) -> subprocess.CompletedProcess:
 def test_an_unsafe_command_as_a_user_runs_it(tmp_path):
     picture = tmp_path / "plan.svg"
     picture.write_text("an older one")
-    done = kvgeom("--weights", "20", "--svg", str(picture), "--", *COMMANDS["tree page 1"])
+    whole = ["python", "-m", "sglang.launch_server", *COMMANDS["tree page 1"]]
+    done = kvgeom("--weights", "20", "--svg", str(picture), "--", *whole)
     assert done.returncode == 1, done.stderr
     first, second = done.stdout.splitlines()[:2]
     assert first.startswith("unsafe: a decode step writes 24 columns past")
@@ -261,6 +262,15 @@ def test_exit_status_and_json(planned, monkeypatch):
                 assert part["geometry"]["dcp_size"] == part["settings"]["dcp_size"]
         code, printed = run_command(monkeypatch, planned[name])
         assert code == status and printed.startswith(f"{word}: ")
+
+
+def test_memory_that_the_release_does_not_charge_is_told(planned, monkeypatch):
+    for name, told in (("mtp dcp", True), ("tree page 1", False)):
+        released, with_series = (plan.tokens for plan in planned[name])
+        assert (with_series < released) == told
+        printed = run_command(monkeypatch, planned[name])[1].splitlines()[2]
+        assert printed.startswith(f"over-committed: {released} KV tokens") == told
+        assert printed.endswith(f", {with_series}") == told
 
 
 def test_a_picture_of_every_answer_is_well_formed(planned):

@@ -20,6 +20,12 @@ def show(out: Console, request: Request, installed: TreePlan, with_series: TreeP
     """Everything, the verdict on the installed release first."""
     _show_verdict(out, "", verdict(installed))
     _show_verdict(out, "with the series: ", verdict(with_series))
+    if installed.tokens and with_series.tokens and with_series.tokens < installed.tokens:
+        _line(
+            out,
+            f"over-committed: {installed.tokens} KV tokens per GPU as it is; with the series, "
+            f"which charges all that the pools take, {with_series.tokens}",
+        )
     for name, plan in (("as it is", installed), ("with the series", with_series)):
         if plan.geometry is None:
             continue
