@@ -61,10 +61,7 @@ def _filled(found: re.Match) -> str:
 def main() -> None:
     for page in [Path(name) for name in sys.argv[1:]] or PAGES:
         text = page.read_text("utf-8")
-        filled = _BLOCK.sub(
-            lambda found: found[1] + block(found[2], run(found[2])) + found[4], text
-        )
-        page.write_text(filled, "utf-8")
+        page.write_text(_BLOCK.sub(_filled, text), "utf-8")
         print(f"{page.name}: {len(blocks(text))} blocks")
 
 

@@ -87,6 +87,7 @@ def _needs(edit: Edit, members: list[_Member]) -> Iterator[str]:
             yield from (f"{scope}.{name}".lstrip(".") for name in (beside, added.name))
         return
     classes = {m.path for m in members if isinstance(m.node, ast.ClassDef)}
+    wanted = _names(edit)
     for scope in edit.scopes:
         if edit.op not in ANCHORED or (scope and scope not in classes):
             yield scope
@@ -94,7 +95,7 @@ def _needs(edit: Edit, members: list[_Member]) -> Iterator[str]:
         prefix = scope and f"{scope}."
         yield from {prefix} - {""}
         for member in members:
-            if member.path.startswith(prefix) and any(w <= member.words for w in _names(edit)):
+            if member.path.startswith(prefix) and any(w <= member.words for w in wanted):
                 yield member.path
 
 

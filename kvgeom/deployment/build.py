@@ -30,10 +30,10 @@ def preload(requests: list[Request]) -> None:
     stub.install()  # the installed kernels need libcuda
     for name in _IMPORTS:
         importlib.import_module(name)
-    if any(word.startswith("--speculative") for r in requests for word in r.arguments):
+    capacity = any(r.capacity for r in requests)
+    if capacity or any(w.startswith("--speculative") for r in requests for w in r.arguments):
         _use_series_tests()
-    if any(r.capacity for r in requests):
-        _use_series_tests()
+    if capacity:
         importlib.import_module("sglang.test.pool_budgets")
 
 

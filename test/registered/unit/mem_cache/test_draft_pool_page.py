@@ -5,7 +5,7 @@ import itertools
 import shutil
 import unittest
 
-from sglang.test.test_utils import CustomTestCase, maybe_stub_sgl_kernel
+from sglang.test.test_utils import maybe_stub_sgl_kernel
 
 maybe_stub_sgl_kernel()
 
@@ -16,25 +16,18 @@ from sglang.test.draft_configurator import (
     draft_configurator,
     write_config,
 )
-from sglang.test.kv_cache_families import FAMILIES, drain, family, topology
+from sglang.test.family_cases import CASES, DCP_SIZES, PAGES, FamilyTestCase
+from sglang.test.kv_cache_families import drain, family, topology
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 
-PAGES = 8
-DCP_SIZES = (1, 2, 8)
-# A draft of a page-interleaved target takes the target's own pool shape, and the
-# token allocator serves only what nothing widens.
-CASES = [
-    (fam, page_size, dcp_size)
-    for fam, dcp_size in itertools.product(FAMILIES, DCP_SIZES)
-    for page_size in fam.page_sizes
-    if fam.drafts
-    and fam.name != "page_interleave"
-    and (fam.name != "token" or dcp_size == 1)
+# A draft of a page-interleaved target takes the target's own pool shape.
+DRAFT_CASES = [
+    case for case in CASES if case[0].drafts and case[0].name != "page_interleave"
 ]
 
 
-class TestDraftPoolPage(CustomTestCase):
+class TestDraftPoolPage(FamilyTestCase):
     @classmethod
     def setUpClass(cls):
         cls.llama = write_config(TINY_LLAMA)
@@ -46,30 +39,27 @@ class TestDraftPoolPage(CustomTestCase):
         shutil.rmtree(cls.dsa)
 
     @contextlib.contextmanager
-    def case(self, fam, page_size, dcp_size):
-        with (
-            self.subTest(fam.name, page=page_size, dcp=dcp_size),
-            topology(dcp_size, page_size),
-        ):
-            size = PAGES * page_size
-            allocator, _ = fam.build(size, page_size, dcp_size)
+    def draft_case(self, fam, page_size, dcp_size):
+        with self.case(fam, page_size, dcp_size) as (allocator, _):
             yield (
                 allocator,
                 draft_configurator(
-                    allocator, model_path=self.llama, max_total_num_tokens=size
+                    allocator,
+                    model_path=self.llama,
+                    max_total_num_tokens=PAGES * page_size,
                 ),
             )
 
     def test_pages_as_its_allocator(self):
-        for case in CASES:
-            with self.case(*case) as (allocator, configurator):
+        for case in DRAFT_CASES:
+            with self.draft_case(*case) as (allocator, configurator):
                 self.assertEqual(configurator.pool_page_size, allocator.page_size)
                 pool = configurator.configure(pre_model_load_memory=1).token_to_kv_pool
                 self.assertEqual(pool.page_size, allocator.page_size)
 
     def test_has_a_row_for_every_loc_and_no_page_more(self):
-        for case in CASES:
-            with self.case(*case) as (allocator, configurator):
+        for case in DRAFT_CASES:
+            with self.draft_case(*case) as (allocator, configurator):
                 pool = configurator.configure(pre_model_load_memory=1).token_to_kv_pool
                 rows = pool.k_buffer[0].shape[0]
                 reach = max(drain(allocator)) + 1
@@ -79,14 +69,14 @@ class TestDraftPoolPage(CustomTestCase):
                 self.assertLessEqual(rows - reach, spare * allocator.page_size)
 
     def test_scale_is_the_allocators_own_widening(self):
-        for case in CASES:
-            with self.case(*case) as (allocator, configurator):
+        for case in DRAFT_CASES:
+            with self.draft_case(*case) as (allocator, configurator):
                 scale = allocator.page_size // configurator.page_size
                 self.assertEqual(configurator.loc_space_scale, scale)
 
     def test_draft_tokens_are_logical_already(self):
-        for case in CASES:
-            with self.case(*case) as (_, configurator):
+        for case in DRAFT_CASES:
+            with self.draft_case(*case) as (_, configurator):
                 capacity = configurator.logical_token_capacity(max_total_num_tokens=100)
                 self.assertEqual(capacity, 100)
 
