@@ -6,60 +6,39 @@ serve      patched, control    served to a full cache, with the tokens of a tp 1
 refuse     refuse              with the fault put back, the engine refuses to start
 overrun    overrun             with the assertion taken out too, the draft writes past its pool
 rows       kvgeom/boot_rows.py requests to the context limit overrun neither row nor index buffer
+tokens     no engine           published deployments take the KV memory that they are charged
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from kvgeom import boot_rows
+from kvgeom import boot_rows, boot_tokens
+from kvgeom.boot_specs import Device, Pair, Step, check_device, choose, engine_specs
 from kvgeom.errors import KvgeomError
 
 if TYPE_CHECKING:
     from kvgeom.boot_checks import Claim
     from kvgeom.boot_show import Steps
+    from kvgeom.boot_tokens import Answers
     from kvgeom.cpu_engine import EngineReport, EngineSpec, Session
     from kvgeom.series import Series
     from kvgeom.tree import Tree
 
 _TIMEOUT_S = 300.0  # of one engine; a run takes 5 to 40 s on two cores
-# The models have 8 heads, the MLA backends take pages of 32 and 64, and at dcp 2 no request reaches
-# the rows that a draft pool lacks.
-SIZES = (4, 8)
-
-
-class Pair(StrEnum):
-    MQA = "mqa"
-    MLA = "mla"
-
-
-class Device(StrEnum):
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class Step(StrEnum):
-    GEOMETRY = "geometry"
-    SERVE = "serve"
-    REFUSE = "refuse"
-    OVERRUN = "overrun"
-    ROWS = "rows"
-
-
 _RUNS = {
     Step.GEOMETRY: ("patched",),
     Step.SERVE: ("patched", "control"),
     Step.REFUSE: ("refuse",),
     Step.OVERRUN: ("overrun",),
     Step.ROWS: boot_rows.RUNS,
+    Step.TOKENS: (),
 }
 
 _STOPS = {
@@ -110,6 +89,7 @@ def boot(
     - refuse: with the fault put back, the engine does not start
     - overrun: with the assertion taken out too, the draft writes past its pool
     - rows: requests to the context limit overrun neither row nor index buffer (pair mqa)
+    - tokens: five published deployments take the memory that they are charged (with pair mqa)
 
     Exit status: 0 all of it held; 1 something did not; 2 wrong arguments; 130 interrupted.
     """
@@ -127,8 +107,10 @@ def boot(
     out = Console(stderr=to_stdout, highlight=False)
     started = time.monotonic()
     stack, found = series.load(), trees.find(tree)
-    reports = run(stack, found, specs, Console(stderr=True, highlight=False))
-    result = claims(chosen, reports)
+    console = Console(stderr=True, highlight=False)
+    reports = run(stack, found, specs, console)
+    answers = boot_tokens.run(stack, found, console) if Step.TOKENS in chosen else None
+    result = claims(chosen, reports, answers)
     out.print(
         f"SGLang {found.release}, pair {pair}, tp {tp}, dcp {dcp}, with "
         f"{', '.join(pr.id for pr in stack.prs)} applied to a copy of {found.package}",
@@ -136,82 +118,18 @@ def boot(
         soft_wrap=True,
     )
     show(out, reports)
+    if answers:
+        boot_tokens.show(out, answers)
     seconds = time.monotonic() - started
-    memory = max(r.peak_rss_mb for r in reports.values()) / 1024
-    out.print(f"{seconds:.0f} s, {memory:.1f} GiB. KV tokens per GPU: kvgeom plan --published\n")
-    everything = as_json(stack, found, reports, result, seconds)
+    memory = max((r.peak_rss_mb for r in reports.values()), default=0) / 1024
+    out.print(f"{seconds:.0f} s" + (f", {memory:.1f} GiB\n" if memory else "\n"))
+    everything = as_json(stack, found, reports, answers, result, seconds)
     if to_stdout:
         print(everything)
     elif target:
         write(target, everything)
     show_summary(out, result)
     raise typer.Exit(0 if all(c.ok for c in result) else 1)
-
-
-def choose(step: list[Step] | None, pair: Pair) -> list[Step]:
-    """The steps to run, each once; KvgeomError (2) for one that the pair cannot do."""
-    if pair is Pair.MLA:
-        if Step.ROWS in (step or []):
-            raise KvgeomError(
-                "--step rows runs at pages of 1 and 4, and the backends of --pair mla take 32 "
-                "and 64",
-                "leave --pair out",
-                exit_code=2,
-            )
-        step = step or [s for s in Step if s is not Step.ROWS]
-    return list(dict.fromkeys(step or Step))
-
-
-def check_device(device: Device, tp: int) -> None:
-    """KvgeomError (2) unless there is a device for every rank."""
-    if device is Device.CPU:
-        return
-    try:
-        import torch
-
-        found = torch.cuda.device_count()
-    except ImportError:
-        found = 0
-    if found < tp:
-        raise KvgeomError(
-            f"--device cuda needs {tp} CUDA devices, one a rank, and {found} were found",
-            "leave --device out: the same engine runs on the CPU",
-            exit_code=2,
-        )
-
-
-def engine_specs(pair: str, tp: int, dcp: int, device: str = "cpu") -> dict[str, EngineSpec]:
-    """The engine of every run. KvgeomError (2) for parallel sizes that the pair cannot do."""
-    from kvgeom.cpu_engine import EngineSpec
-
-    if tp not in SIZES or dcp not in SIZES or tp % dcp:
-        raise KvgeomError(
-            f"--tp {tp} --dcp {dcp}: the pairs run with tp and dcp 4 or 8, and dcp at most tp",
-            "leave both out for 8 and 8",
-            exit_code=2,
-        )
-    own = EngineSpec(pair=pair).resolved()
-    page = own.page * own.dcp // dcp  # the allocator's page, and so the load, stays the same
-    both = {"pair": str(pair), "device": str(device)}
-    patched = EngineSpec(**both, tp=tp, dcp=dcp, page=page).resolved()
-    return {
-        "patched": patched,
-        "control": EngineSpec(**both, tp=1, dcp=1).resolved(),
-        "refuse": replace(patched, faults=("draft-page",)),
-        "overrun": replace(
-            patched,
-            faults=("draft-page", "no-assertion"),
-            bounds=True,
-            prompts=(_prompt_to_the_end(patched),),
-            max_new_tokens=1,
-        ),
-    }
-
-
-def _prompt_to_the_end(spec: EngineSpec) -> tuple[int, ...]:
-    """A prompt whose last token lies one row past a draft pool that is paged by `spec.page`."""
-    length = (spec.max_total_tokens - spec.page) * spec.dcp + spec.page + 1
-    return tuple(3 + 7 * i % 120 for i in range(length))
 
 
 def run(
@@ -227,10 +145,12 @@ def run(
         copies.setdefault(boot_rows.STACK.get(name), []).append(name)
     steps = [f"copy{_which(last)}" for last in copies]
     steps += [s for last, names in copies.items() for s in (f"import{_which(last)}", *names)]
-    device = next(iter(specs.values())).device
+    device = specs[next(iter(specs))].device if specs else ""
     reports = {}
     try:
         check_release(str(found.release))
+        if not specs:
+            return reports
         with Steps(console, steps) as shown, ExitStack() as held:
             # All of them first: one copy's engines run while the next is imported.
             sessions = {last: _session(stack, found, shown, held, last, device) for last in copies}
@@ -274,7 +194,9 @@ def _run_on_one_copy(
     return reports
 
 
-def claims(chosen: list[Step], reports: dict[str, EngineReport]) -> list[Claim]:
+def claims(
+    chosen: list[Step], reports: dict[str, EngineReport], answers: Answers | None
+) -> list[Claim]:
     """What each chosen step came to."""
     from kvgeom import boot_checks as checks
 
@@ -284,6 +206,7 @@ def claims(chosen: list[Step], reports: dict[str, EngineReport]) -> list[Claim]:
         Step.REFUSE: checks.refuse_claim,
         Step.OVERRUN: checks.overrun_claim,
         Step.ROWS: boot_rows.rows_claim,
+        Step.TOKENS: lambda: boot_tokens.tokens_claim(answers),
     }
     return [check[step](*(reports[name] for name in _RUNS[step])) for step in chosen]
 

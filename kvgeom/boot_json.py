@@ -9,7 +9,9 @@ from pathlib import Path
 
 from kvgeom import __version__, boot_checks
 from kvgeom.boot_checks import Claim
+from kvgeom.boot_tokens import Answers
 from kvgeom.cpu_engine import EngineReport
+from kvgeom.deployment import published
 from kvgeom.errors import KvgeomError
 from kvgeom.series import Series
 from kvgeom.tree import Tree
@@ -19,6 +21,7 @@ def as_json(
     stack: Series,
     found: Tree,
     reports: dict[str, EngineReport],
+    answers: Answers | None,
     result: list[Claim],
     seconds: float,
 ) -> str:
@@ -32,11 +35,12 @@ def as_json(
         "series": {"id": stack.id, "prs": [pr.id for pr in stack.prs]},
         "tree": str(found.package),
         "seconds": round(seconds, 1),
-        "peak_rss_mb": max(r.peak_rss_mb for r in reports.values()),
+        "peak_rss_mb": max((r.peak_rss_mb for r in reports.values()), default=0),
         "table": [],
         "rank_differences": [],
         "comparison": None,
         "runs": {name: asdict(report) for name, report in reports.items()},
+        "deployments": published.deployments(*answers) if answers else [],
     }
     if green and green.geometry:
         rows = boot_checks.table(green.geometry[0], green.max_req_to_token_end)

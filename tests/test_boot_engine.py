@@ -16,10 +16,10 @@ import psutil
 import pytest
 from conftest import REPOSITORY
 
-from kvgeom import boot_checks, boot_rows, boot_tree, series
-from kvgeom import tree as trees
-from kvgeom.cpu_engine import EngineReport, EngineSpec, session
+from kvgeom import boot_checks, boot_rows
+from kvgeom.cpu_engine import EngineReport, EngineSpec
 from kvgeom.cpu_engine.spec import decode
+from kvgeom.deployment import published
 
 pytestmark = pytest.mark.engine
 
@@ -42,7 +42,8 @@ def report(result: dict, run: str) -> EngineReport:
 
 
 def test_every_claim_holds(result):
-    steps = ["geometry", "serve", "refuse", "overrun"] + ["rows"] * (result["pair"] == "mqa")
+    steps = ["geometry", "serve", "refuse", "overrun"]
+    steps += ["rows", "tokens"] if result["pair"] == "mqa" else []
     assert [c["step"] for c in result["claims"]] == steps
     assert result["ok"] and all(c["ok"] for c in result["claims"])
     assert [line[:2] for line in result["text"].splitlines()[-len(steps) :]] == ["ok"] * len(steps)
@@ -120,6 +121,17 @@ def test_rows_hold_a_request_up_to_the_context_limit(result):
         ] * 3
 
 
+def test_the_deployments_are_those_of_plan(result):
+    names = [deployment.name for deployment in published.DEPLOYMENTS if result["pair"] == "mqa"]
+    assert [deployment["name"] for deployment in result["deployments"]] == names
+    page = (REPOSITORY / "README.md").read_text("utf-8")
+    shown = generate.blocks(page)["kvgeom plan --published"]
+    for deployment in result["deployments"]:
+        released, series = (deployment[side]["tokens"] for side in ("installed", "with_series"))
+        assert f"| {deployment['name']} | {released:,} | " in shown
+        assert f" | {series:,} | " in shown
+
+
 def told(text: str) -> str:
     """Without what differs from run to run and from machine to machine."""
     text = re.sub(r"\d+ s, [\d.]+ GiB|within [\d.e-]+|rank \d+|copy of \S+", "", text)
@@ -135,25 +147,22 @@ def test_the_docs_show_what_it_prints(result):
 
 
 @pytest.fixture(scope="module")
-def unaffected() -> dict[tuple[str, str], list[EngineReport]]:
-    """(tree, pair) -> runs without DCP, and with DCP 8 and no draft."""
-    found = trees.find()
+def unaffected(patched_engines, released_engines) -> tuple[list[EngineReport], list[EngineReport]]:
+    """With the series and as released: runs without DCP, and with DCP 8 and no draft."""
     configurations = [
         EngineSpec(pair="mqa", tp=1, dcp=1),
         EngineSpec(pair="mqa", draft=False),
         EngineSpec(pair="mla", tp=1, dcp=1),
     ]
-    out = {}
-    with boot_tree.patched(series.load(), found, lambda text: None) as copy:
-        for name, folder in (("patched", copy.package.parent), ("released", None)):
-            with session(folder) as engines:
-                out[name] = [engines.run(spec) for spec in configurations]
-    return out
+    patched, released = (
+        [engines.run(spec) for spec in configurations]
+        for engines in (patched_engines, released_engines)
+    )
+    return patched, released
 
 
 def test_unaffected_configurations_answer_as_the_release(unaffected):
-    assert [len(runs) for runs in unaffected.values()] == [3, 3]
-    for patched, released in zip(*unaffected.values(), strict=True):
+    for patched, released in zip(*unaffected, strict=True):
         assert patched.ok and released.ok
         found = boot_checks.compare(patched, released)
         assert found.differences == [] and found.tokens > 0

@@ -14,7 +14,7 @@ from boot_reports import rank, report
 from conftest import make_tree
 from rich.console import Console
 
-from kvgeom import boot, boot_checks, boot_json, boot_show
+from kvgeom import boot_checks, boot_json, boot_show, boot_specs
 
 # what is printed and written
 
@@ -66,7 +66,7 @@ def test_json_replaces_the_file_at_once(tmp_path):
 
 
 def test_runs_of_a_step():
-    specs = boot.engine_specs("mqa", 8, 4)
+    specs = boot_specs.engine_specs("mqa", 8, 4)
     patched, control = specs["patched"], specs["control"]
     assert patched.page * patched.dcp == 32 and patched.max_total_tokens * patched.dcp == 256
     assert (control.tp, control.dcp, control.prompts) == (1, 1, patched.prompts)

@@ -12,7 +12,7 @@ import functools
 
 import pytest
 
-from kvgeom.cpu_engine import EngineReport, EngineSpec, session
+from kvgeom.cpu_engine import EngineReport, EngineSpec
 
 pytestmark = pytest.mark.engine
 
@@ -27,13 +27,7 @@ PROMPTS = tuple(prompt(number) for number in (0, 1, 2, 3, 0))
 
 
 @pytest.fixture(scope="module")
-def engines():
-    with session() as current:
-        yield current
-
-
-@pytest.fixture(scope="module")
-def report(engines):
+def report(released_engines):
     @functools.cache
     def run(tp: int, **rest) -> EngineReport:
         """PROMPTS one after the other on a loc space that holds two and a part of the next."""
@@ -41,7 +35,7 @@ def report(engines):
             pair="mla", tp=tp, dcp=tp, algorithm="DSPARK", max_total_tokens=LOCS // tp,
             prompts=PROMPTS, max_new_tokens=4, in_turn=True, **rest,
         )  # fmt: skip
-        return engines.run(spec)
+        return released_engines.run(spec)
 
     return run
 
@@ -82,10 +76,10 @@ def test_tokens_are_the_targets_own(report, cached, tp):
     assert alone.drafted == [[]] * 5 and alone.accept_lengths == [0.0] * 5
 
 
-def test_the_draft_pool_spans_the_allocator_to_its_last_page(engines):
+def test_the_draft_pool_spans_the_allocator_to_its_last_page(released_engines):
     """Two requests at once on 3 pages of 256; decoding takes the first into the last page."""
-    drafted = engines.run(EngineSpec(pair="mla", algorithm="DSPARK"))
-    alone = engines.run(EngineSpec(pair="mla", tp=1, dcp=1, draft=False))
+    drafted = released_engines.run(EngineSpec(pair="mla", algorithm="DSPARK"))
+    alone = released_engines.run(EngineSpec(pair="mla", tp=1, dcp=1, draft=False))
     assert_same_output(drafted, alone)
     assert drafted.peak_token_usage == 1.0 and drafted.idle_ranks == [*range(8)]
     for rank in drafted.geometry:

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from kvgeom.cpu_engine import EngineReport, EngineSpec, session
+from kvgeom.cpu_engine import EngineReport, EngineSpec
 
 pytestmark = pytest.mark.engine
 
@@ -21,20 +21,18 @@ PROMPTS = tuple(prompt(number) for number in (0, 1, 2, 3, 0, 1))
 
 
 @pytest.fixture(scope="module")
-def report():
-    with session() as engines:
+def report(released_engines):
+    @functools.cache
+    def run(tp: int, hicache: bool) -> EngineReport:
+        spec = EngineSpec(
+            pair="mla", tp=tp, dcp=tp, draft=False, max_total_tokens=LOCS // tp,
+            prompts=PROMPTS, max_new_tokens=4, in_turn=True, hicache=hicache,
+        )  # fmt: skip
+        found = released_engines.run(spec)
+        assert found.ok, found.error
+        return found
 
-        @functools.cache
-        def run(tp: int, hicache: bool) -> EngineReport:
-            spec = EngineSpec(
-                pair="mla", tp=tp, dcp=tp, draft=False, max_total_tokens=LOCS // tp,
-                prompts=PROMPTS, max_new_tokens=4, in_turn=True, hicache=hicache,
-            )  # fmt: skip
-            found = engines.run(spec)
-            assert found.ok, found.error
-            return found
-
-        yield run
+    return run
 
 
 def assert_same_output(one: EngineReport, other: EngineReport) -> None:

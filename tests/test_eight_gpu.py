@@ -14,26 +14,11 @@ import pytest
 from conftest import REPOSITORY
 from eight_gpu_client import FakeClient, kit, said
 
-from kvgeom import boot_tree, series
-from kvgeom import tree as trees
 from kvgeom.cpu_engine import EngineReport, EngineSpec, session
 
 pytestmark = pytest.mark.engine
 
 CASES = REPOSITORY / "test/registered/spec/test_dcp8_draft_geometry.py"
-
-
-@pytest.fixture(scope="module")
-def patched():
-    """The folder of a private copy with the whole stack."""
-    with boot_tree.patched(series.load(), trees.find(None), lambda text: None) as copy:
-        yield copy.package.parent
-
-
-@pytest.fixture(scope="module")
-def engines(patched):
-    with session(patched) as opened:
-        yield opened
 
 
 def assert_passed(report: EngineReport) -> None:
@@ -42,8 +27,8 @@ def assert_passed(report: EngineReport) -> None:
     assert report.idle_ranks == [*range(report.spec.tp)]
 
 
-def test_full_load_at_dcp8(engines):
-    report = engines.run(EngineSpec(pair="mqa", max_running=2, scenario="full_load"))
+def test_full_load_at_dcp8(patched_engines):
+    report = patched_engines.run(EngineSpec(pair="mqa", max_running=2, scenario="full_load"))
     assert_passed(report)
     assert [len(tokens) for tokens in report.outputs] == [8] * 4
     assert report.peak_token_usage == 1
@@ -51,12 +36,12 @@ def test_full_load_at_dcp8(engines):
     assert rank.draft.page_size == rank.allocator.page_size == 8 * rank.target.page_size
 
 
-def test_context_limit_with_a_tree(engines):
+def test_context_limit_with_a_tree(patched_engines):
     spec = EngineSpec(
         pair="mqa", tp=1, dcp=1, page=1, steps=5, topk=4, draft_tokens=8, context=24,
         max_total_tokens=384, max_running=3, bounds=True, scenario="context_limit",
     )  # fmt: skip
-    report = engines.run(spec)
+    report = patched_engines.run(spec)
     assert_passed(report)
     assert [len(tokens) for tokens in report.outputs] == [6] * 3
     assert report.max_req_to_token_end > spec.context  # the columns past it were used
@@ -68,44 +53,46 @@ ROUND_TRIP = EngineSpec(
 )  # fmt: skip
 
 
-def test_host_round_trip_at_dcp8(engines):
-    report = engines.run(ROUND_TRIP, timeout=600)
+def test_host_round_trip_at_dcp8(patched_engines):
+    report = patched_engines.run(ROUND_TRIP, timeout=600)
     assert_passed(report)
     assert report.cached_tokens == [0, 512, 512]
     assert report.outputs[1] == report.outputs[2]
     assert report.host_rows["target back"] > 0 and report.host_rows["draft back"] > 0
 
 
-def test_draft_rows_that_stay_on_the_host(engines):
+def test_draft_rows_that_stay_on_the_host(patched_engines):
     """Tokens and cached tokens are right; the draft is right at other places."""
-    report = engines.run(dataclasses.replace(ROUND_TRIP, faults=("draft-load-back",)), timeout=600)
+    report = patched_engines.run(
+        dataclasses.replace(ROUND_TRIP, faults=("draft-load-back",)), timeout=600
+    )
     assert report.error.type == "AssertionError"
     assert report.error.message.startswith("accept length ")
 
 
-def test_a_scenario_that_is_not_in_the_tree(engines):
-    report = engines.run(EngineSpec(scenario="no_such_load"))
+def test_a_scenario_that_is_not_in_the_tree(patched_engines):
+    report = patched_engines.run(EngineSpec(scenario="no_such_load"))
     assert report.error.type == "EngineSetupError"
     assert "scenario 'no_such_load' is not in this tree" in report.error.message
 
 
-def test_refused_by_the_source_patcher(patched, tmp_path, monkeypatch):
+def test_refused_by_the_source_patcher(patched_copy, tmp_path, monkeypatch):
     """SGLang patches itself as its environment says, and does not boot."""
     config = tmp_path / "revert.yaml"
     config.write_text(kit.REVERT_DRAFT_PAGE)
     for name, value in kit.revert_draft_page_env(str(config)).items():
         monkeypatch.setenv(name, value)
-    with session(patched) as opened:
+    with session(patched_copy) as opened:
         report = opened.run(EngineSpec(pair="mqa"))
     assert (report.error.stage, report.error.type) == ("boot", "PageGeometryError")
     kit.refused(report.error.message, page_size=4, dcp_size=8)
 
 
 @pytest.fixture(scope="module")
-def resolved(patched) -> dict[str, dict]:
+def resolved(patched_copy) -> dict[str, dict]:
     """What SGLang makes of each class's server arguments."""
     script = Path(__file__).with_name("eight_gpu_arguments.py")
-    path = os.pathsep.join([str(patched), str(REPOSITORY)])
+    path = os.pathsep.join([str(patched_copy), str(REPOSITORY)])
     done = subprocess.run(
         [sys.executable, str(script), str(CASES)], capture_output=True, text=True, timeout=300,
         env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},

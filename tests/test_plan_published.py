@@ -3,14 +3,16 @@ against a copy with the series, by SGLang's own configurators."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 
 import generate
 import pytest
 import torch
+from rich.console import Console
 
-from kvgeom import boot_tree, plan_cli, series, tree
+from kvgeom import boot_tokens, boot_tree, plan_cli, series, tree
 from kvgeom.deployment import published
 from kvgeom.deployment.published import DEPLOYMENTS, Side
 from kvgeom.deployment.run import ask
@@ -59,6 +61,47 @@ def test_fewer_tokens_exactly_where_the_release_over_commits(answers):
         assert (now.tokens < was.tokens) == (was.over > 1.005), deployment.name
         assert now.tokens <= was.tokens or was.over < 0.995, deployment.name
     assert any(side.over > 1.005 for side in released)
+
+
+# `kvgeom boot --step tokens`
+
+
+def test_the_claim_of_boot(answers):
+    claim = boot_tokens.tokens_claim(answers[0])
+    assert claim.ok, claim.text
+    assert claim.text.endswith("up to 8.0 times its budget in 3 of them")
+
+
+def test_pools_that_take_more_than_they_are_charged(answers):
+    """The release in place of the series."""
+    released, _ = answers[0]
+    claim = boot_tokens.tokens_claim((released, released))
+    assert not claim.ok
+    assert claim.text.startswith(f"{DEPLOYMENTS[0].name}: the pools take 1.113 of what is charged")
+
+
+def test_a_release_that_over_commits_nothing(answers):
+    _, with_series = answers[0]
+    assert not boot_tokens.tokens_claim((with_series, with_series)).ok
+
+
+def test_a_deployment_that_is_refused(answers):
+    refused = [TreePlan("0.5.23", stop=Stop("sglang", "ValueError", "no")), *answers[0][1][1:]]
+    claim = boot_tokens.tokens_claim((answers[0][0], refused))
+    assert (claim.ok, claim.text) == (False, f"{DEPLOYMENTS[0].name}: no")
+
+
+def test_what_boot_shows(answers):
+    out = io.StringIO()
+    boot_tokens.show(Console(file=out, width=140), answers[0])
+    for deployment, *plans in zip(DEPLOYMENTS, *answers[0], strict=True):
+        (line,) = [line for line in out.getvalue().splitlines() if deployment.name in line]
+        for side in map(Side.of, plans):
+            built = side.tokens * side.allocated / 2**30
+            assert f"{side.tokens:,}" in line and f"{built:.1f} / " in line
+
+
+# servers that the series leaves alone
 
 
 def sizes(buffers) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import ModuleType
 
 from kvgeom.cpu_engine.gates import gate
@@ -45,6 +46,16 @@ def remember_dtypes(module: ModuleType) -> None:
 
 
 @gate(
+    "triton.runtime.interpreter",
+    why="widens every sum and product to look for overflow, for an assertion that debug mode reads",
+    expects={"interpreter_builder.options.sanitize_overflow": None},
+)
+def leave_out_overflow_checks(module: ModuleType) -> None:
+    builder = module.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+@gate(
     "triton.language.core",
     why="checks a block's shape and spells its name at every intermediate result",
     expects={"block_type.__init__": "self element_ty shape"},
@@ -53,12 +64,28 @@ def remember_block_types(module: ModuleType) -> None:
     build, known = module.block_type.__init__, {}
 
     def __init__(self, element_ty, shape):
-        if element_ty.is_ptr():  # not hashable
-            return build(self, element_ty, shape)
-        key = (element_ty, tuple(getattr(size, "value", size) for size in shape))
+        key = (element_ty.name, *[getattr(size, "value", size) for size in shape])
         if key not in known:
             build(self, element_ty, shape)
             known[key] = vars(self)
         vars(self).update(known[key])
 
     module.block_type.__init__ = __init__
+
+
+@gate(
+    "triton.language.core",
+    why="makes a constant of every size of every intermediate result",
+    expects={"tensor.__init__": "self handle type"},
+)
+def remember_tensor_shapes(module: ModuleType) -> None:
+    build, known = module.tensor.__init__, {}
+
+    def __init__(self, handle, type):
+        key = (*type.shape.values,) if type.is_block() else ()
+        if key not in known:
+            build(self, handle, type)
+            known[key] = {"shape": self.shape, "numel": self.numel}
+        vars(self).update(known[key], handle=handle, type=type, dtype=type.scalar)
+
+    module.tensor.__init__ = __init__

@@ -31,7 +31,7 @@ from kvgeom.cpu_engine import gates, stub
 from kvgeom.cpu_engine.channel import PACKET, Channel
 from kvgeom.cpu_engine.spec import EngineSetupError, EngineSpec
 
-SAMPLE_SECONDS = 2.0  # between two looks at the memory in use
+SAMPLE_SECONDS = 5.0  # between two looks at the memory in use
 ERROR_SECONDS = 15.0  # for the other ranks' words and SGLang's own end after a first error
 LOG_TAIL = 3000  # characters of an engine's own output kept when it dies without a word
 # Imported once, before the ranks are forked.

@@ -14,7 +14,7 @@ from kvgeom.deployment.spec import Request, TreePlan
 
 _CHAIN = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
 _DRAFT = "--speculative-draft-model-path"
-_EXACT = 1.005  # a page a pool is not counted as charged
+EXACT = 1.005  # a page a pool is not counted as charged
 
 
 class Deployment(NamedTuple):
@@ -101,9 +101,9 @@ def why(released: Side, series: Side) -> str:
         return "refused"
     gib = 2**30 / released.tokens
     taken, budget = released.allocated / gib, released.charged / gib
-    if released.over > _EXACT:
+    if released.over > EXACT:
         return f"the release builds {taken:.1f} GiB of KV in a budget of {budget:.1f}"
-    if released.over < 1 / _EXACT:
+    if released.over < 1 / EXACT:
         return f"the release builds {taken:.1f} GiB of KV of a budget of {budget:.1f}"
     return "as charged in both"
 
@@ -120,17 +120,19 @@ def markdown(installed: list[TreePlan], with_series: list[TreePlan]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def as_dict(installed: list[TreePlan], with_series: list[TreePlan], package: str) -> dict:
-    """What `--json` prints; every pool's buffers are under `plan`."""
+def deployments(installed: list[TreePlan], with_series: list[TreePlan]) -> list[dict]:
+    """Every deployment for `--json`; every pool's buffers are under `plan`."""
 
     def side(plan: TreePlan) -> dict:
         return {**asdict(Side.of(plan)), "plan": asdict(plan)}
 
-    return {
-        "kvgeom": __version__,
-        "tree": package,
-        "deployments": [
-            {**d._asdict(), "installed": side(was), "with_series": side(now)}
-            for d, was, now in zip(DEPLOYMENTS, installed, with_series, strict=True)
-        ],
-    }
+    return [
+        {**d._asdict(), "installed": side(was), "with_series": side(now)}
+        for d, was, now in zip(DEPLOYMENTS, installed, with_series, strict=True)
+    ]
+
+
+def as_dict(installed: list[TreePlan], with_series: list[TreePlan], package: str) -> dict:
+    """What `kvgeom plan --published --json` prints."""
+    made = deployments(installed, with_series)
+    return {"kvgeom": __version__, "tree": package, "deployments": made}
