@@ -43,7 +43,8 @@ def run(stack: Series, found: Tree, console: Console) -> Answers:
 
 def show(out: Console, answers: Answers) -> None:
     """A line a deployment."""
-    columns = "as released", "KV built / charged, GiB", "with the series", "built / charged"
+    bytes_of_both = "GiB built / charged"
+    columns = "as released", bytes_of_both, "with the series", bytes_of_both
     shown = Table("KV tokens of one H200", *columns, pad_edge=False)
     for deployment, *plans in zip(DEPLOYMENTS, *answers, strict=True):
         cells = [cell for plan in plans for cell in _cells(Side.of(plan))]
