@@ -86,8 +86,8 @@ def test_a_models_own_draft_layer_stores_its_share(planned):
     """Its pool is as large as a replicated one, and it translates."""
     for plan in planned["mtp dcp"]:
         assert verdict(plan).word == "safe", verdict(plan)
-        draft = plan.geometry.draft
-        assert draft.indexed == "translated" and draft.page_size == 512
+        draft = plan.geometry.pool("draft pool")
+        assert draft.ids_per_row == 8 and draft.page_size == 512
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_table_alone_is_the_fault(planned):
 def test_other_algorithms(planned, name):
     for plan in planned[name]:
         assert plan.stop is None, plan.stop
-        assert (plan.geometry.draft is None) == (name == "ngram")
+        assert (plan.geometry.pool("draft pool") is None) == (name == "ngram")
         assert figures(plan, "req_to_token")[-1] is True
     if name == "block dcp":
         size, page, have, reach, covers = figures(plan, "draft pool")
@@ -144,7 +144,7 @@ def test_a_hybrid_linear_model(planned):
 
 def test_without_a_draft(planned):
     for plan in planned["plain"]:
-        assert verdict(plan).word == "safe" and plan.geometry.draft is None
+        assert verdict(plan).word == "safe" and plan.geometry.draft_shares_allocator is None
         assert plan.not_planned == []
 
 
@@ -171,7 +171,7 @@ def test_refusals_are_sglangs_own_words(planned):
         ("no model", "kvgeom", "--model-path /nowhere: there is no such folder"),
         ("no config", "kvgeom", "there is no config.json in it"),
         ("unreadable", "kvgeom", "its config.json cannot be read"),
-        ("pipeline", "kvgeom", "a plan does not cover pipeline parallelism"),
+        ("unified", "kvgeom", "a plan does not cover --enable-unified-memory"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(planned, name, by, sentence):
