@@ -16,6 +16,7 @@ DSA = ["--model-path", "glm-5.2", "--tp-size", "8"]
 HISPARSE = [*DSA, "--enable-hisparse", "--disable-radix-cache"]
 DFLASH = ["--speculative-algorithm", "DFLASH", _DRAFT, "{dflash}"]
 _TP8 = ["--tp-size", "8"]
+HICACHE = [*_TP8, "--enable-hierarchical-cache"]
 
 # {name} is the folder of MODELS[name].
 FAMILIES = {
@@ -30,6 +31,12 @@ FAMILIES = {
     "multi-layer": [*MLA, "--dcp-size", "8", "--page-size", "64", *EAGLE,
                     "--enable-multi-layer-eagle"],
     "window drafts": ["--model-path", "{step}", *_TP8, *EAGLE, "--enable-multi-layer-eagle"],
+    "hicache": [*HICACHE, "--model-path", "kimi-linear-48b", "--dcp-size", "8", "--page-size", "64",
+                "--trust-remote-code", "--speculative-algorithm", "DSPARK", _DRAFT,
+                "kimi-linear-48b-dspark"],
+    "hicache swa": [*SWA, "--page-size", "64", "--enable-hierarchical-cache"],
+    "hicache dsa": [*HICACHE, "--model-path", "glm-5.2", "--speculative-algorithm", "DSPARK",
+                    _DRAFT, "glm-5.2-dspark"],
     "minimax": ["--model-path", "{minimax}", *_TP8],
     "pipeline": [*GQA, "--pp-size", "2"],
     "pipeline uneven": ["--model-path", "{odd}", *_TP8, "--pp-size", "2"],

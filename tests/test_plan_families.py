@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from launch_families import commands
@@ -121,6 +122,39 @@ def test_a_multi_layer_draft_has_a_pool_a_step(planned, name, part):
         assert "draft 4 pool" not in found and plan.geometry.draft_shares_allocator
     target = found["target window pool" if part == "window pool" else "target pool"]
     assert drafts[0][1:] == target[1:]
+
+
+def test_host_pools_of_hicache(planned):
+    """A draft's follows the KV pool's slots, which the ranks of DCP share."""
+    for plan in planned["hicache"]:
+        assert verdict(plan).word == "safe", verdict(plan)
+        found = figures(plan)
+        rows_of_a_rank, reach, index = found["host pool kv"]
+        assert (reach, index) == (rows_of_a_rank, "translated (host slot // 8)")
+        slots = 8 * rows_of_a_rank
+        assert found["host pool draft"] == (slots, slots, "raw (host slot)")
+        assert slots >= 2 * plan.tokens * 8
+    for name, parts in (
+        ("hicache swa", ("kv", "swa", "draft")),
+        ("hicache dsa", ("kv", "indexer")),
+    ):
+        for plan in planned[name]:
+            found = figures(plan)
+            for part in parts:
+                have, reach, index = found[f"host pool {part}"]
+                assert have == reach and index == "raw (host slot)", (name, part)
+
+
+def test_a_host_pool_that_is_short(planned):
+    plan = planned["hicache"][0]
+    pools = [
+        replace(pool, rows=pool.rows // 8) if pool.name == "host pool draft" else pool
+        for pool in plan.geometry.pools
+    ]
+    short = replace(plan, geometry=replace(plan.geometry, pools=pools))
+    found = verdict(short)
+    assert found.word == "unsafe" and "of the host slots KV is copied past its end" in found.text
+    assert "above 12.50% of" in found.text
 
 
 def test_minimax(planned):

@@ -51,13 +51,18 @@ def plan(request: Request) -> TreePlan:
 
 def _planned(request: Request, release: str) -> TreePlan:
     with gpu(request):
-        from kvgeom.deployment import pools, structures
+        from sglang.srt.runtime_context import get_memory
+
+        from kvgeom.deployment import hosts, pools, structures
 
         args = published(request)
         settings = _settings()
         try:
             target, *drafts = pools.runners(args, request)
             built = structures.geometry(target, drafts)
+            if get_memory().enable_hierarchical_cache:
+                with pools.memory(request):
+                    built.pools.extend(hosts.measure(args, target, drafts))
         except Stopped as stopped:
             return TreePlan(release, stop=stopped.stop, settings=settings)
         except _REFUSALS as error:
@@ -162,13 +167,11 @@ def _server(target) -> Server | None:
 
 def _not_planned(server: Server | None) -> list[str]:
     """Structures that a server of this command has and that are not looked at."""
-    from sglang.srt.runtime_context import get_memory, get_parallel
+    from sglang.srt.runtime_context import get_parallel
 
     found = tables.missing(server) if server else []
     if server and get_parallel().pp_size > 1:
         found.append("how far the loop of pipeline stages decodes")
-    if get_memory().enable_hierarchical_cache:
-        found.append("host pools of HiCache")
     return found
 
 

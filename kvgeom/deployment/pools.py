@@ -201,7 +201,8 @@ def _runner(
         max_running_requests=made.max_running_requests,
         memory_pool_config=made.memory_pool_config,
         req_to_token_pool=made.req_to_token_pool,
-        kv_pool=made.token_to_kv_pool,
+        token_to_kv_pool=made.token_to_kv_pool,
+        spec_algorithm=algorithm,
         token_to_kv_pool_allocator=made.token_to_kv_pool_allocator,
         use_mla_backend=configurator.use_mla_backend,
     )

@@ -77,13 +77,17 @@ class Server:
     draft: str
 
 
+HOST_SLOT = "host slot"
+
+
 @dataclass(frozen=True)
 class Pool:
     """Rows that ids index on one GPU: a KV pool, index keys, a table of locs, a host pool.
 
     `ids` is what they are ("loc", "window id", ...): `space` of them in pages of `space_page`, of
     which the lowest page is never handed out. `ids_per_row` of them share a row. `rows` is
-    shape[0] of a buffer, in ids' own unit where a buffer row is a page. `why` is told with a fault.
+    shape[0] of a buffer, times the page where a buffer's row is one; of a host pool its `size`.
+    `why` is told with a fault.
     """
 
     name: str

@@ -74,7 +74,7 @@ def _tables(allocator, loc) -> Iterator[Pool]:
 
 
 def _pools(name: str, runner: SimpleNamespace, ids: dict, *, is_draft: bool) -> Iterator[Pool]:
-    for part, pool, kind in _parts(runner.kv_pool, ids, is_draft):
+    for part, pool, kind in _parts(runner.token_to_kv_pool, ids, is_draft):
         space = ids[kind]
         per_row, why = _ids_per_row(pool, is_draft) if kind == "loc" else (1, "")
         yield Pool(
@@ -114,6 +114,12 @@ def _parts(pool, ids: dict, is_draft: bool) -> Iterator[tuple[str, object, str]]
         yield from (part for part in found if part[1] is not None)
     else:
         yield "", pool, device
+
+
+def holders(pool) -> list:
+    """The pools inside `pool` that hold tensors, and itself."""
+    kinds = dict.fromkeys(("loc", "window id"))
+    return [pool, *(part for _, part, _ in _parts(pool, kinds, is_draft=True))]
 
 
 def _rows(pool) -> int:

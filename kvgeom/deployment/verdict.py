@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvgeom.boot_checks import Row
-from kvgeom.deployment.spec import Pool, TreePlan
+from kvgeom.deployment.spec import HOST_SLOT, Pool, TreePlan
 
 ROW = "req_to_token"
 
@@ -121,10 +121,15 @@ def _pool_fault(pool: Pool) -> str:
     # The lowest page is never handed out.
     usage = max(0, pool.rows * pool.ids_per_row - pool.space_page) / pool.space
     why = f" ({pool.why})" if pool.why else ""
+    have = f"the {pool.name} has {pool.rows} rows and is indexed up to {pool.reach}{why}: above"
+    if pool.ids == HOST_SLOT:
+        return (
+            f"{have} {usage:.2%} of the host slots KV is copied past its end; wrong output after a "
+            f"prefix was evicted and loaded back"
+        )
     return (
-        f"the {pool.name} has {pool.rows} rows and is indexed up to {pool.reach}{why}: above "
-        f"{usage:.2%} token usage KV goes to rows that do not exist; an illegal memory access, or "
-        f"wrong output near full occupancy"
+        f"{have} {usage:.2%} token usage KV goes to rows that do not exist; an illegal memory "
+        f"access, or wrong output near full occupancy"
     )
 
 
