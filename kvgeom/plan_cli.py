@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvgeom.series import Series
     from kvgeom.tree import Tree
 
+RELEASES = ("0.5.21", "0.5.22", "0.5.23")
 _EXIT = {"safe": 0, "unsafe": 1}
 
 
@@ -132,11 +133,9 @@ def _check_choice(
 
 def _check_release(found: Tree) -> None:
     """KvgeomError (2) for a release whose argument parsing and configurators are not known here."""
-    from kvgeom.cpu_engine.gates import KNOWN_RELEASES
-
-    if str(found.release) not in KNOWN_RELEASES:
+    if str(found.release) not in RELEASES:
         raise KvgeomError(
-            f"kvgeom plan knows SGLang {', '.join(KNOWN_RELEASES)}, this tree is {found.release}",
+            f"kvgeom plan knows SGLang {', '.join(RELEASES)}, this tree is {found.release}",
             "install a known release or point --tree at one",
             exit_code=2,
         )

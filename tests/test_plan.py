@@ -295,4 +295,7 @@ def test_a_release_that_plan_does_not_know(tmp_path):
     make_tree(tmp_path / "site", release="0.5.99")
     done = kvgeom("--tree", str(tmp_path / "site"), "--", "x")
     assert done.returncode == 2
-    assert "kvgeom plan knows SGLang 0.5.23, this tree is 0.5.99" in done.stderr
+    assert (
+        f"kvgeom plan knows SGLang {', '.join(plan_cli.RELEASES)}, this tree is 0.5.99"
+        in done.stderr
+    )

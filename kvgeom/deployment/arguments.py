@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest.mock import patch
 
 from kvgeom.deployment import named_models
@@ -72,6 +73,12 @@ def _known(facts: dict) -> dict:
 
     asked = {*_PLATFORM_PROBES, *_PLATFORM_VALUES}
     return {name: answer for name, answer in facts.items() if name in asked}
+
+
+def taken(build: Callable, **arguments):
+    """`build` with those of `arguments` that this release's has."""
+    wanted = inspect.signature(build).parameters
+    return build(**{name: value for name, value in arguments.items() if name in wanted})
 
 
 def published(request: Request):

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 
 from kvgeom.deployment import structures
+from kvgeom.deployment.arguments import taken
 from kvgeom.deployment.spec import HOST_SLOT, Pool
 
 _ENOUGH = 1 << 60  # bytes
@@ -128,10 +129,12 @@ def _tree_cache(server_args, target: SimpleNamespace, drafts: list[SimpleNamespa
     drafting._draft_model_runners = lambda: tuple(drafts)
     with ExitStack() as stack:
         stack.enter_context(parallel.override(**groups))
-        dp_group = groups["tp_group"]
-        stack.enter_context(patch.object(kv_cache_builder, "get_dp_tp_group", lambda: dp_group))
+        if hasattr(kv_cache_builder, "get_dp_tp_group"):  # older ones are given the groups
+            dp_group = groups["tp_group"]
+            stack.enter_context(patch.object(kv_cache_builder, "get_dp_tp_group", lambda: dp_group))
         plan = BaseSpecWorker._build_hicache_draft_plan(drafting)
-        return kv_cache_builder.build_kv_cache(
+        return taken(
+            kv_cache_builder.build_kv_cache,
             server_args=server_args,
             model_config=target.model_config,
             tp_worker=worker,
@@ -141,4 +144,7 @@ def _tree_cache(server_args, target: SimpleNamespace, drafts: list[SimpleNamespa
             enable_kv_cache_events=False,
             enable_hierarchical_cache=True,
             hicache_draft_plan=plan,
+            tp_group=groups["tp_group"],
+            pp_group=groups["pp_group"],
+            **dict.fromkeys(("attn_tp_cpu_group", "tp_cpu_group", "attn_cp_cpu_group")),
         ).tree_cache

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kvgeom.deployment.arguments import Stopped
+from kvgeom.deployment.arguments import Stopped, taken
 from kvgeom.deployment.spec import Request
 
 
@@ -155,7 +155,8 @@ def _runner(
         speculative_draft_attention_backend=get_spec().speculative_draft_attention_backend,
         speculative_draft_kv_cache_dtype=get_spec().speculative_draft_kv_cache_dtype,
     )
-    configurator = KVCacheConfigurator(
+    configurator = taken(
+        KVCacheConfigurator,
         device="cpu",  # where OnMeta finds the code that makes tensors
         gpu_id=0,
         attn_dp_size=get_parallel().attn_dp_size,
