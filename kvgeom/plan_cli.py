@@ -67,11 +67,11 @@ def plan(
 
     Example: `kvgeom plan -- --model-path deepseek-v3 --tp-size 8 --dcp-size 8`
 
-    Parsing, validation, configurators, pools and allocator are SGLang's own, on the release as it
-    is and with the series; tensors have no bytes, and only config.json is read. A model is a local
-    folder, or one of these public configurations: deepseek-v3, glm-5.2, glm-5.2-dspark,
-    gpt-oss-120b, gpt-oss-120b-eagle3, kimi-linear-48b, kimi-linear-48b-dspark, llama-3.1-70b,
-    llama-3.1-70b-eagle3.
+    Parsing, validation, configurators, pools and allocator are SGLang's own (0.5.21 to 0.5.23), on
+    the release as it is and with the series; tensors have no bytes, and only config.json is read.
+    A model is a local folder, or one of these public configurations: deepseek-v3, glm-5.2,
+    glm-5.2-dspark, gpt-oss-120b, gpt-oss-120b-eagle3, kimi-linear-48b, kimi-linear-48b-dspark,
+    llama-3.1-70b, llama-3.1-70b-eagle3.
 
     --published prints Markdown: the KV tokens that a GPU gets as released and with the series, and
     the bytes that a token is charged and takes, target and draft.

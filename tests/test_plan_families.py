@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from launch_families import commands
 
 from kvgeom import boot_tree, series, tree
+from kvgeom.deployment import structures
 from kvgeom.deployment.run import ask
 from kvgeom.deployment.show import unused
 from kvgeom.deployment.spec import Request
-from kvgeom.deployment.structures import DIVIDES
+from kvgeom.deployment.structures import DIVIDES, Stopped
 from kvgeom.deployment.verdict import rows, verdict
 
 
@@ -99,6 +101,12 @@ def test_a_pool_that_no_backend_divides_locs_for_is_unsafe(planned):
         assert found.word == "unsafe"
         assert "attention backend fa3 writes locs undivided" in found.text
         assert re.search(r"above 2[45]\.\d+% token usage", found.text)
+
+
+def test_a_pool_without_rows_is_refused():
+    with pytest.raises(Stopped) as raised:
+        structures._rows(SimpleNamespace(swa_kv_pool=None))
+    assert raised.value.stop.by == "kvgeom" and "it has no row per loc" in str(raised.value)
 
 
 def test_which_backend_divides_locs():

@@ -123,9 +123,11 @@ def holders(pool) -> list:
 
 
 def _rows(pool) -> int:
-    """Rows of its first layer's buffer."""
-    buffers = pool.kv_buffer if hasattr(pool, "kv_buffer") else pool.k_buffer
-    return buffers[0].shape[0]
+    """Rows of its first layer's buffer. Stopped for a pool of another make (DeepSeek-V4)."""
+    for name in ("kv_buffer", "k_buffer"):
+        if hasattr(pool, name):
+            return getattr(pool, name)[0].shape[0]
+    raise Stopped("kvgeom", f"a plan does not cover {type(pool).__name__}: it has no row per loc")
 
 
 def _ids_per_row(pool, is_draft: bool) -> tuple[int, str]:
