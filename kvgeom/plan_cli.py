@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +29,7 @@ def plan(
         typer.Argument(
             metavar="-- ARGUMENTS",
             show_default=False,
-            help="The arguments of `sglang serve`, or the whole command, after `--`.",
+            help="The arguments of `sglang serve`, or the whole command, after plan's own options.",
         ),
     ] = None,
     published: Annotated[
@@ -99,6 +100,8 @@ def plan(
         table = json.dumps(deployments.as_dict(*answers, str(found.package)), indent=2) + "\n"
         print(table if as_json else deployments.markdown(*answers), end="")
         return
+    if len(arguments) == 1:  # a quoted command
+        arguments = shlex.split(arguments[0])
     after = server_arguments(arguments)
     arguments = arguments if after is None else after
     request = Request(arguments, gpu_memory, str(gpu_arch), weights)

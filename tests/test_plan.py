@@ -7,14 +7,13 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from launch_commands import BLOCK_DRAFT, COMMANDS, MLA
 
 from kvgeom import boot_tree, plan_cli, series, tree
-from kvgeom.deployment import named_models, svg
+from kvgeom.deployment import svg
 from kvgeom.deployment.run import ask
 from kvgeom.deployment.spec import Request
 from kvgeom.deployment.verdict import rows, verdict
@@ -212,21 +211,6 @@ def test_an_unsafe_command_as_a_user_runs_it(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["plan.svg"]
 
 
-@pytest.mark.parametrize(
-    "args, sentence",
-    [
-        (["--svg", "/nowhere/x.svg", "--", "x"], "--svg /nowhere/x.svg: there is no folder"),
-        (["--tree", "/nowhere", "--", "x"], "--tree /nowhere: there is no such folder"),
-        (["--model-path", "x"], "No such option"),
-        ([], "Missing argument"),
-        (["--gpu-memory", "0", "--", "x"], "--gpu-memory"),
-    ],
-)
-def test_wrong_options(args, sentence):
-    done = kvgeom(*args)
-    assert done.returncode == 2 and done.stdout == "" and sentence in done.stderr
-
-
 def run_command(monkeypatch, answers, *options: str) -> tuple[int, str]:
     """The command on answers that SGLang gave before."""
     from typer.testing import CliRunner
@@ -280,22 +264,3 @@ def test_a_picture_of_every_answer_is_well_formed(planned):
         assert any(str(verdict(planned[name][0]).word) in text for text in words)
         bars = [e for e in root.iter() if e.get("fill") == "#c0392b"]
         assert bool(bars) == (verdict(planned[name][0]).word == "unsafe")
-
-
-def test_help_names_the_configurations():
-    told = plan_cli.plan.__doc__
-    assert [name for name in named_models.names() if name not in told] == []
-    for name in named_models.names():
-        assert json.loads(Path(named_models.folder(name, ""), "config.json").read_text())
-
-
-def test_a_release_that_plan_does_not_know(tmp_path):
-    from conftest import make_tree
-
-    make_tree(tmp_path / "site", release="0.5.99")
-    done = kvgeom("--tree", str(tmp_path / "site"), "--", "x")
-    assert done.returncode == 2
-    assert (
-        f"kvgeom plan knows SGLang {', '.join(plan_cli.RELEASES)}, this tree is 0.5.99"
-        in done.stderr
-    )
