@@ -212,7 +212,10 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-app.command()(plan)
+# From the first word that is no option of its own, all of it is SGLang's command.
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
+    plan
+)
 app.command()(doctor)
 app.command()(boot)
 app.command()(releases)

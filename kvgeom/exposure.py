@@ -43,6 +43,10 @@ _WINDOW_DRAFT = (
 )
 # And of one that charges a sparse-attention (DSA) model's own draft all of its rows.
 _DSA_CHARGE = ("python/sglang/srt/model_executor/pool_configurator.py", "index-keys")
+# And of one whose budget charges a sliding-window target for one DCP rank's KV heads.
+_TARGET_HEADS = ("python/sglang/srt/model_executor/pool_configurator.py", "swa-target-heads")
+# Backends for models whose KV is latent (MLA), so neither sliding-window nor MiniMax ones.
+_MLA_ONLY = {"dsa", "nsa", "dsv4", "flashmla", "trtllm_mla", "cutedsl_mla", "tokenspeed_mla"}
 # Drafts that SGLang charges one row a token, whatever the DCP factor. The two names are one draft.
 _ONE_ROW = {"EAGLE", "NEXTN", "EAGLE3", "STANDALONE"}
 _OWN_LAYER = {"EAGLE", "NEXTN"}
@@ -180,14 +184,38 @@ def _dspark(launch: Launch) -> Finding | None:
 
 
 def _budget(launch: Launch, edits: set[tuple[str, str]]) -> Finding | None:
-    if launch.dcp == 1 or launch.algorithm not in _ONE_ROW:
+    if launch.dcp == 1:
         return None
-    dsa = {"dsa", "nsa"} & {*launch.backends}
-    if dsa and launch.algorithm in _OWN_LAYER and _DSA_CHARGE in edits:
+    more = [text for text in (_draft_charge(launch, edits), _target_charge(launch, edits)) if text]
+    if not more:
         return None
     text = (
-        f"the draft's pool has {launch.dcp} rows for a token of the KV budget, which charges one: "
-        "where they outweigh a layer of the model, pools take more GPU memory than budgeted, and "
-        "the server ends without memory at boot or under load"
+        f"{'; '.join(more)}: pools take more GPU memory than budgeted, and the server ends without "
+        "memory at boot or under load"
     )
     return Finding("draft-budget", Grade.MODEL, text)
+
+
+def _draft_charge(launch: Launch, edits: set[tuple[str, str]]) -> str:
+    """What is said of a draft that is charged less than it takes; "" where there is none."""
+    if launch.algorithm not in _ONE_ROW:
+        return ""
+    dsa = {"dsa", "nsa"} & {*launch.backends}
+    if dsa and launch.algorithm in _OWN_LAYER and _DSA_CHARGE in edits:
+        return ""
+    return (
+        f"the draft's pool has {launch.dcp} rows for a token of the KV budget, which charges one, "
+        "where they outweigh a layer of the model"
+    )
+
+
+def _target_charge(launch: Launch, edits: set[tuple[str, str]]) -> str:
+    """The same of the target, which needs no draft. SGLang refuses HiCache and unified memory with
+    DCP for the models that it is about."""
+    other_model = {*launch.backends} & _MLA_ONLY or launch.hicache or launch.unified
+    if other_model or _TARGET_HEADS not in edits:
+        return ""
+    return (
+        "a sliding-window or MiniMax model's own pools hold the KV heads of all "
+        f"{launch.dcp} DCP ranks, and the KV budget charges one rank's"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from kvgeom.series import Series
     from kvgeom.tree import Tree
 
+RELEASES = ("0.5.21", "0.5.22", "0.5.23")
 _EXIT = {"safe": 0, "unsafe": 1}
 
 
@@ -27,7 +29,7 @@ def plan(
         typer.Argument(
             metavar="-- ARGUMENTS",
             show_default=False,
-            help="The arguments of `sglang serve`, or the whole command, after `--`.",
+            help="The arguments of `sglang serve`, or the whole command, after plan's own options.",
         ),
     ] = None,
     published: Annotated[
@@ -66,11 +68,11 @@ def plan(
 
     Example: `kvgeom plan -- --model-path deepseek-v3 --tp-size 8 --dcp-size 8`
 
-    Parsing, validation, configurators, pools and allocator are SGLang's own, on the release as it
-    is and with the series; tensors have no bytes, and only config.json is read. A model is a local
-    folder, or one of these public configurations: deepseek-v3, glm-5.2, glm-5.2-dspark,
-    gpt-oss-120b, gpt-oss-120b-eagle3, kimi-linear-48b, kimi-linear-48b-dspark, llama-3.1-70b,
-    llama-3.1-70b-eagle3.
+    Parsing, validation, configurators, pools and allocator are SGLang's own (0.5.21 to 0.5.23), on
+    the release as it is and with the series; tensors have no bytes, and only config.json is read.
+    A model is a local folder, or one of these public configurations: deepseek-v3, glm-5.2,
+    glm-5.2-dspark, gpt-oss-120b, gpt-oss-120b-eagle3, kimi-linear-48b, kimi-linear-48b-dspark,
+    llama-3.1-70b, llama-3.1-70b-eagle3.
 
     --published prints Markdown: the KV tokens that a GPU gets as released and with the series, and
     the bytes that a token is charged and takes, target and draft.
@@ -98,6 +100,8 @@ def plan(
         table = json.dumps(deployments.as_dict(*answers, str(found.package)), indent=2) + "\n"
         print(table if as_json else deployments.markdown(*answers), end="")
         return
+    if len(arguments) == 1:  # a quoted command
+        arguments = shlex.split(arguments[0])
     after = server_arguments(arguments)
     arguments = arguments if after is None else after
     request = Request(arguments, gpu_memory, str(gpu_arch), weights)
@@ -132,11 +136,9 @@ def _check_choice(
 
 def _check_release(found: Tree) -> None:
     """KvgeomError (2) for a release whose argument parsing and configurators are not known here."""
-    from kvgeom.cpu_engine.gates import KNOWN_RELEASES
-
-    if str(found.release) not in KNOWN_RELEASES:
+    if str(found.release) not in RELEASES:
         raise KvgeomError(
-            f"kvgeom plan knows SGLang {', '.join(KNOWN_RELEASES)}, this tree is {found.release}",
+            f"kvgeom plan knows SGLang {', '.join(RELEASES)}, this tree is {found.release}",
             "install a known release or point --tree at one",
             exit_code=2,
         )

@@ -40,7 +40,8 @@ COMMANDS = {
     "too much": [*GQA, "--mem-fraction-static", "0.05"],
     "typo": [*GQA, "--dpc-size", "8"],
     "no model": ["--model-path", "/nowhere"],
-    "pipeline": [*GQA, "--pp-size", "2"],
+    "unified": ["--model-path", "kimi-linear-48b", "--tp-size", "8", "--trust-remote-code",
+                "--enable-unified-memory"],
 }  # fmt: skip
 
 

@@ -102,7 +102,8 @@ def test_after_an_apply_the_server_is_to_be_restarted(site, server):
 
 
 def test_a_server_that_no_fault_reaches(server):
-    done = kvgeom("doctor", "--pid", server(Path(sys.prefix), "--dcp-size", "8"))
+    words = ["--dcp-size", "8", "--attention-backend", "cutedsl_mla"]
+    done = kvgeom("doctor", "--pid", server(Path(sys.prefix), *words))
     assert done.returncode == 0 and done.stdout.startswith("not affected: ")
     assert "\ndo: " not in done.stdout
 

@@ -62,7 +62,7 @@ def test_a_release_that_does_not_widen_its_headroom():
 
 
 def test_no_speculation_and_no_hicache_reach_nothing():
-    assert found("--dcp-size 8 --page-size 64") == {}
+    assert found("--dcp-size 8 --page-size 64 --attention-backend cutedsl_mla") == {}
     assert found("") == {}
 
 
@@ -111,7 +111,37 @@ def test_a_draft_under_dcp_that_is_charged_one_row_a_token(algorithm):
 
 @pytest.mark.parametrize("algorithm", ["DSPARK", "DFLASH", "NGRAM", "FROZEN_KV_MTP"])
 def test_a_draft_that_is_charged_all_its_rows_or_has_none(algorithm):
-    assert "draft-budget" not in found(f"--dcp-size 8 --speculative-algorithm {algorithm}")
+    words = f"--dcp-size 8 --attention-backend cutedsl_mla --speculative-algorithm {algorithm}"
+    assert "draft-budget" not in found(words)
+
+
+def budget(text: str, edits=EDITS) -> str:
+    """What is said of the KV budget; "" where nothing is."""
+    rules = exposure.findings(server(text), {"draft-budget"}, edits, headroom_is_widened=True)
+    return rules[0].text if rules else ""
+
+
+def test_a_sliding_window_target_is_over_committed_without_any_draft():
+    said = budget("--dcp-size 8 --page-size 64 --attention-backend triton")
+    assert "a sliding-window or MiniMax model's own pools hold the KV heads of all 8 DCP" in said
+    assert budget("--dcp-size 8") == said and budget("--page-size 64") == ""
+    both = budget("--dcp-size 8 --speculative-algorithm EAGLE3")
+    assert "8 rows for a token" in both and "all 8 DCP ranks" in both
+    # A block draft is charged in full, its target is not.
+    assert budget("--dcp-size 8 --speculative-algorithm DSPARK") == said
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--attention-backend dsa", "--decode-attention-backend cutedsl_mla",
+     "--enable-hierarchical-cache", "--enable-unified-memory"],
+)  # fmt: skip
+def test_what_no_sliding_window_target_is_served_with_under_dcp(words):
+    assert budget(f"--dcp-size 8 {words}") == ""
+
+
+def test_a_release_that_charges_all_the_heads_of_a_target():
+    assert budget("--dcp-size 8", EDITS - {exposure._TARGET_HEADS}) == ""
 
 
 def test_a_sparse_models_own_draft_is_charged_by_newer_releases():
@@ -124,6 +154,7 @@ def test_a_sparse_models_own_draft_is_charged_by_newer_releases():
 
 def test_the_edits_that_rules_name_are_in_the_series():
     assert {exposure._INDEX_KEYS, exposure._WINDOW_DRAFT, exposure._DSA_CHARGE} <= EDITS
+    assert exposure._TARGET_HEADS in EDITS
     assert {pr.id for pr in STACK.prs if pr.red} >= EVERY
 
 

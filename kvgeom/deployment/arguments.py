@@ -8,8 +8,10 @@ compute capability and memory. Modules that looked for a GPU when they were impo
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import inspect
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest.mock import patch
 
 from kvgeom.deployment import named_models
@@ -47,7 +49,7 @@ class Stopped(Exception):
 def gpu(request: Request) -> Iterator[None]:
     """Inside, SGLang is told of a GPU of this architecture and memory."""
     import torch
-    from sglang.srt.runtime_context import override_platform
+    from sglang.srt import runtime_context
 
     capability = _CAPABILITY[request.gpu_arch]
     facts = _NOT | _FACTS[request.gpu_arch]
@@ -55,14 +57,28 @@ def gpu(request: Request) -> Iterator[None]:
     facts["device_sm"] = capability[0] * 10 + capability[1]
     mebibytes = request.gpu_memory * 1024
     with contextlib.ExitStack() as stack:
-        stack.enter_context(override_platform(**facts))
+        stack.enter_context(runtime_context.override_platform(**_known(facts)))
         stack.enter_context(
             patch.object(torch.cuda, "get_device_capability", lambda *args: capability)
         )
-        for module in _ASKS_MEMORY:
+        for module in filter(importlib.util.find_spec, _ASKS_MEMORY):
             name = f"{module}.get_device_memory_capacity"
             stack.enter_context(patch(name, lambda *args: mebibytes))
         yield
+
+
+def _known(facts: dict) -> dict:
+    """Those that this release asks its platform for."""
+    from sglang.srt.runtime_context import _PLATFORM_PROBES, _PLATFORM_VALUES
+
+    asked = {*_PLATFORM_PROBES, *_PLATFORM_VALUES}
+    return {name: answer for name, answer in facts.items() if name in asked}
+
+
+def taken(build: Callable, **arguments):
+    """`build` with those of `arguments` that this release's has."""
+    wanted = inspect.signature(build).parameters
+    return build(**{name: value for name, value in arguments.items() if name in wanted})
 
 
 def published(request: Request):

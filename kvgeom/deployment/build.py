@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from kvgeom import series
-from kvgeom.cpu_engine import geometry, stub
+from kvgeom.cpu_engine import stub
 from kvgeom.cpu_engine.parent import sglang_release
 from kvgeom.deployment import tables
 from kvgeom.deployment.arguments import Stopped, gpu, published
@@ -51,30 +51,34 @@ def plan(request: Request) -> TreePlan:
 
 def _planned(request: Request, release: str) -> TreePlan:
     with gpu(request):
-        from kvgeom.deployment import pools
+        from sglang.srt.runtime_context import get_memory
+
+        from kvgeom.deployment import hosts, pools, structures
 
         args = published(request)
         settings = _settings()
         try:
-            scheduler = pools.build(args, request)
+            target, *drafts = pools.runners(args, request)
+            built = structures.geometry(target, drafts)
+            if get_memory().enable_hierarchical_cache:
+                with pools.memory(request):
+                    built.pools.extend(hosts.measure(args, target, drafts))
         except Stopped as stopped:
             return TreePlan(release, stop=stopped.stop, settings=settings)
         except _REFUSALS as error:
             traceback.print_exc()
             return TreePlan(release, stop=_stop(error), settings=settings)
-        target = scheduler.tp_worker.model_runner
         server = _server(target)
-        measured = tables.covered(server) if server else False
         if server is not None:
             _use_series_tests()
         return TreePlan(
             release,
             settings=settings | {"max_running_requests": target.max_running_requests},
-            geometry=geometry.rank_geometry(scheduler, 0),
+            geometry=built,
             row_use=_row_use(target),
-            tables=tables.measure(server) if measured else [],
+            tables=tables.measure(server) if server else [],
             tokens=target.max_total_num_tokens,
-            not_planned=_not_planned(target, server),
+            not_planned=_not_planned(server),
         )
 
 
@@ -154,24 +158,20 @@ def _server(target) -> Server | None:
         page=get_schedule().page_size,
         dcp_size=get_parallel().attn_dcp_size,
         mla=target.use_mla_backend,
+        window=target.model_config.is_hybrid_swa,
+        multi_layer=spec.enable_multi_layer_eagle,
         target=decode,
         draft=spec.speculative_draft_attention_backend or decode,
     )
 
 
-def _not_planned(target, server: Server | None) -> list[str]:
+def _not_planned(server: Server | None) -> list[str]:
     """Structures that a server of this command has and that are not looked at."""
-    from sglang.srt.configs.model_config import is_deepseek_dsa
-    from sglang.srt.runtime_context import get_memory
+    from sglang.srt.runtime_context import get_parallel
 
-    found = []
-    if server is not None and not tables.covered(server):
-        backends = " and ".join(dict.fromkeys((server.target, server.draft)))
-        found.append(f"page tables and index buffers of the attention backends ({backends})")
-    if is_deepseek_dsa(target.model_config.hf_config):
-        found.append("the sparse attention's index keys")
-    if get_memory().enable_hierarchical_cache:
-        found.append("host pools of HiCache")
+    found = tables.missing(server) if server else []
+    if server and get_parallel().pp_size > 1:
+        found.append("how far the loop of pipeline stages decodes")
     return found
 
 

@@ -22,7 +22,7 @@ def measure(runners: list[SimpleNamespace]) -> Capacity:
     kv = [
         PoolBuffers(owner, type(pool).__name__, pool_bytes(pool), buffers(pool))
         for owner, runner in zip(("target", "draft"), runners, strict=False)
-        for pool in leaves(runner.kv_pool)
+        for pool in leaves(runner.token_to_kv_pool)
     ]
     rows = target.req_to_token_pool
     requests = PoolBuffers("target", type(rows).__name__, _bytes(rows), buffers(rows))

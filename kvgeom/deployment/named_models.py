@@ -1,4 +1,5 @@
-"""Models of a plan: a local folder with config.json, or one of the public configurations here.
+"""Models of a plan: a local folder with config.json, a repository of which Hugging Face's cache has
+it, or one of the public configurations here.
 
 models/<name>/config.json holds numbers that the model's publisher gave; no weights, no tokenizer.
 """
@@ -23,10 +24,12 @@ def folder(model: str, flag: str) -> Path:
         return known
     path = Path(model).expanduser()
     if not path.is_dir():
+        path = _cached(model)
+    if path is None:
         raise ValueError(
             f"{flag} {model}: there is no such folder, and no configuration of that name; "
-            f"a plan downloads nothing. Give a folder with config.json, or one of "
-            f"{', '.join(names())}"
+            f"a plan downloads nothing. Give a folder with config.json, a repository after `hf "
+            f"download REPOSITORY config.json`, or one of {', '.join(names())}"
         )
     config = path / "config.json"
     try:
@@ -38,3 +41,15 @@ def folder(model: str, flag: str) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"{flag} {model}: its config.json cannot be read: {reason}") from None
     return path
+
+
+def _cached(model: str) -> Path | None:
+    """Where Hugging Face's cache has the config.json of the repository `model`."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:  # it is a path
+        return None
+    return Path(found).parent if isinstance(found, str) else None

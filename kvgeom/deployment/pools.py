@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kvgeom.deployment.arguments import Stopped
+from kvgeom.deployment.arguments import Stopped, taken
 from kvgeom.deployment.spec import Request
 
 
@@ -39,7 +39,14 @@ def memory(request: Request):
 
     module = "sglang.srt.mem_cache.kv_cache_configurator"
     free = request.gpu_memory - request.weights
+    least = []
+
+    def smallest(tokens: torch.Tensor, **kwargs) -> None:
+        least.append(tokens.item())
+        tokens.fill_(min(least))
+
     with (
+        patch.object(torch.distributed, "all_reduce", smallest),
         patch(f"{module}.get_available_gpu_memory", lambda *args, **kwargs: free),
         get_parallel().override(world_group=SimpleNamespace(cpu_group=None)),
         # It copies the first row onto itself, to compile the kernel.
@@ -49,69 +56,72 @@ def memory(request: Request):
         yield
 
 
-def build(server_args, request: Request) -> SimpleNamespace:
-    """What `kvgeom.cpu_engine.geometry` reads of a scheduler: runners of target and draft.
-
-    Stopped where the command is for a kind of model or server that is not planned.
-    """
-    target, *drafts = runners(server_args, request)
-    host = SimpleNamespace(mem_pool_host=SimpleNamespace(entry_map={}))
-    worker = [SimpleNamespace(draft_worker=SimpleNamespace(draft_runner=d)) for d in drafts]
-    return SimpleNamespace(
-        tp_worker=SimpleNamespace(model_runner=target),
-        draft_worker=worker[0] if worker else None,
-        tree_cache=SimpleNamespace(cache_controller=host),
-    )
-
-
 def runners(server_args, request: Request) -> list[SimpleNamespace]:
-    """What the ModelRunner of the target has after its pools are made, then that of the draft.
+    """What the ModelRunner of the target has after its pools are made, then those of the draft.
 
-    Stopped where the command is for a kind of model or server that is not planned.
+    With pipeline stages, of the last one, which the draft shares; the stages' smallest token count
+    is that of all. Stopped where the command is for a kind of model or server that is not planned.
     """
-    from sglang.srt.runtime_context import get_spec
+    from sglang.srt.runtime_context import get_parallel, get_spec
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     algorithm = SpeculativeAlgorithm.from_string(get_spec().speculative_algorithm)
-    check_planned(server_args, algorithm, request)
+    check_planned(server_args)
     with memory(request):
-        made = [_runner(server_args, request, algorithm)]
-        if _has_draft_pool(algorithm):
-            made.append(_runner(server_args, request, algorithm, made[0]))
-    return made
+        for stage in range(get_parallel().pp_size):
+            with _pipeline_stage(stage):
+                target = _runner(server_args, request, algorithm)
+        drafts = [
+            _runner(server_args, request, algorithm, target, index)
+            for index in _draft_indices(algorithm)
+        ]
+    return [target, *drafts]
 
 
-def check_planned(server_args, algorithm, request: Request) -> None:
+@contextmanager
+def _pipeline_stage(rank: int):
+    """Inside, this is a GPU of that stage."""
+    from sglang.srt.runtime_context import get_parallel
+
+    group = SimpleNamespace(rank_in_group=rank, world_size=get_parallel().pp_size)
+    with get_parallel().override(pp_rank=rank, pp_group=group):
+        yield
+
+
+def check_planned(server_args) -> None:
     """Stopped for a server whose pools are made in a way that `runners` does not follow."""
     from sglang.srt.arg_groups.overrides import post_capture_kv_sizing_planned
-    from sglang.srt.runtime_context import get_memory, get_parallel, get_schedule, get_spec
+    from sglang.srt.runtime_context import get_memory, get_parallel, get_schedule
 
-    parallel = get_parallel()
     reasons = {
-        "pipeline parallelism (--pp-size)": parallel.pp_size > 1,
-        "prefill context parallelism": parallel.attn_cp_size > 1,
+        "prefill context parallelism": get_parallel().attn_cp_size > 1,
         "--enable-unified-memory": get_memory().enable_unified_memory,
         "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": post_capture_kv_sizing_planned(server_args),
-        "--enable-hisparse": get_memory().enable_hisparse and not request.capacity,
-        "--enable-multi-layer-eagle": get_spec().enable_multi_layer_eagle,
         "--prefill-only-disable-kv-cache": get_schedule().prefill_only_disable_kv_cache,
-        f"--speculative-algorithm {get_spec().speculative_algorithm}": not (
-            algorithm.is_none() or algorithm.is_ngram() or _has_draft_pool(algorithm)
-        ),
     }
     for what, found in reasons.items():
         if found:
             raise Stopped("kvgeom", f"a plan does not cover {what}")
 
 
-def _has_draft_pool(algorithm) -> bool:
-    if algorithm.is_frozen_kv_mtp():
-        return False
-    return algorithm.is_eagle() or algorithm.is_standalone() or algorithm.is_dspark()
+def _draft_indices(algorithm) -> list[int | None]:
+    """The index of each runner of the draft; a draft whose pool no loc indexes has none here."""
+    from sglang.srt.runtime_context import get_spec
+
+    if algorithm.is_none() or algorithm.is_ngram() or algorithm.is_frozen_kv_mtp():
+        return []
+    if get_spec().speculative_algorithm == "UNO":
+        return []
+    if get_spec().enable_multi_layer_eagle:
+        return list(range(get_spec().speculative_num_steps))
+    return [None]
 
 
-def _runner(server_args, request: Request, algorithm, target=None) -> SimpleNamespace:
-    """One runner; with `target`, of the draft that shares its allocator and rows."""
+def _runner(
+    server_args, request: Request, algorithm, target=None, index: int | None = None
+) -> SimpleNamespace:
+    """One runner; with `target`, of the draft that shares its allocator and rows. `index`: which of
+    a multi-layer draft's."""
     from sglang.srt.configs.model_config import AttentionArch, ModelConfig
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
     from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
@@ -123,6 +133,7 @@ def _runner(server_args, request: Request, algorithm, target=None) -> SimpleName
     from sglang.srt.runtime_context import get_model, get_parallel, get_schedule, get_spec
 
     is_draft = target is not None
+    pipeline = get_parallel().pp_group if not is_draft else SimpleNamespace(world_size=1)
     shared = target or SimpleNamespace(
         req_to_token_pool=None, token_to_kv_pool_allocator=None, memory_pool_config=None
     )
@@ -132,10 +143,9 @@ def _runner(server_args, request: Request, algorithm, target=None) -> SimpleName
         is_draft_model=is_draft,
         context_length=target.model_config.context_len if is_draft else None,
     )
-    window = config.is_hybrid_swa and not request.capacity
-    if window or config.is_encoder_decoder:
-        kind = "sliding-window" if window else "encoder-decoder"
-        raise Stopped("kvgeom", f"a plan does not cover {kind} models ({config.model_path})")
+    if config.is_encoder_decoder:
+        what = f"encoder-decoder models ({config.model_path})"
+        raise Stopped("kvgeom", f"a plan does not cover {what}")
     dtype_name, dtype = configure_kv_cache_dtype(
         server_args_kv_cache_dtype=get_model().kv_cache_dtype,
         model=None,
@@ -145,12 +155,13 @@ def _runner(server_args, request: Request, algorithm, target=None) -> SimpleName
         speculative_draft_attention_backend=get_spec().speculative_draft_attention_backend,
         speculative_draft_kv_cache_dtype=get_spec().speculative_draft_kv_cache_dtype,
     )
-    configurator = KVCacheConfigurator(
+    configurator = taken(
+        KVCacheConfigurator,
         device="cpu",  # where OnMeta finds the code that makes tensors
         gpu_id=0,
         attn_dp_size=get_parallel().attn_dp_size,
-        pp_size=1,
-        pp_group=None,
+        pp_size=pipeline.world_size,
+        pp_group=pipeline,
         model=None,
         model_config=config,
         server_args=server_args,
@@ -172,15 +183,18 @@ def _runner(server_args, request: Request, algorithm, target=None) -> SimpleName
         is_hybrid_swa_compress=config.is_hybrid_swa_compress,
         use_mla_backend=config.attention_arch == AttentionArch.MLA,
         layer_info=layer_setup.resolve_layer_indices(
-            model=None, model_config=config, is_draft_worker=is_draft
+            model=_layers(config, pipeline),
+            model_config=config,
+            is_draft_worker=is_draft,
+            draft_model_idx=index,
         ),
         forward_stream=None,
         req_to_token_pool=shared.req_to_token_pool,
         token_to_kv_pool_allocator=shared.token_to_kv_pool_allocator,
         memory_pool_config=shared.memory_pool_config,
+        draft_model_idx=index,
     )
     made = configurator.configure(pre_model_load_memory=request.gpu_memory)
-    pool = made.token_to_kv_pool
     return SimpleNamespace(
         configurator=configurator,
         model_config=config,
@@ -188,9 +202,20 @@ def _runner(server_args, request: Request, algorithm, target=None) -> SimpleName
         max_running_requests=made.max_running_requests,
         memory_pool_config=made.memory_pool_config,
         req_to_token_pool=made.req_to_token_pool,
-        kv_pool=pool,
-        # A hybrid linear model's pool holds its attention layers' rows in another.
-        token_to_kv_pool=getattr(pool, "full_kv_pool", pool),
+        token_to_kv_pool=made.token_to_kv_pool,
+        spec_algorithm=algorithm,
         token_to_kv_pool_allocator=made.token_to_kv_pool_allocator,
         use_mla_backend=configurator.use_mla_backend,
     )
+
+
+def _layers(config, pipeline: SimpleNamespace) -> SimpleNamespace:
+    """What a loaded model says of the layers that this stage has."""
+    from sglang.srt.distributed.utils import get_pp_indices
+
+    if pipeline.world_size == 1:
+        return SimpleNamespace()
+    start, end = get_pp_indices(
+        config.num_hidden_layers, pipeline.rank_in_group, pipeline.world_size
+    )
+    return SimpleNamespace(start_layer=start, end_layer=end)

@@ -37,6 +37,8 @@ def show(out: Console, request: Request, installed: TreePlan, with_series: TreeP
         _show_structures(out, plan)
         _line(out, headroom(plan))
         _line(out, tokens_line(request, plan))
+        for line in unused(plan):
+            _line(out, line)
         for line in diagram(spans(plan)):
             _line(out, line)
     if verdict(installed).word == "unsafe" and installed.not_planned:
@@ -86,6 +88,16 @@ def tokens_line(request: Request, plan: TreePlan) -> str:
         f"KV tokens per GPU: {plan.tokens} ({request.gpu_memory:g} GiB, {counted}; "
         f"mem_fraction_static {plan.settings['mem_fraction_static']})"
     )
+
+
+def unused(plan: TreePlan) -> list[str]:
+    """Pools with more than a page of rows that no id reaches."""
+    return [
+        f"memory for nothing: {pool.rows - pool.reach} of the {pool.rows} rows of the {pool.name} "
+        f"are never indexed"
+        for pool in plan.geometry.pools
+        if pool.rows - pool.reach > pool.page_size
+    ]
 
 
 def _show_structures(out: Console, plan: TreePlan) -> None:

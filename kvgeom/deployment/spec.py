@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvgeom.cpu_engine.spec import RankGeometry
+from kvgeom.cpu_engine.spec import AllocatorGeometry, ReqToTokenGeometry
 
 
 class GpuArch(StrEnum):
@@ -59,7 +59,8 @@ class RowUse:
 @dataclass(frozen=True)
 class Server:
     """What the tables of attention backends follow from. `row`: the width of a req_to_token row;
-    `page`: the scheduled page; `target`, `draft`: backends, by SGLang's names."""
+    `page`: the scheduled page; `window`: whether the target has sliding windows; `target`, `draft`:
+    backends, by SGLang's names."""
 
     algorithm: str
     steps: int
@@ -70,8 +71,55 @@ class Server:
     page: int
     dcp_size: int
     mla: bool
+    window: bool
+    multi_layer: bool
     target: str
     draft: str
+
+
+HOST_SLOT = "host slot"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows that ids index on one GPU: a KV pool, index keys, a table of locs, a host pool.
+
+    `ids` is what they are ("loc", "window id", ...): `space` of them in pages of `space_page`, of
+    which the lowest page is never handed out. `ids_per_row` of them share a row. `rows` is
+    shape[0] of a buffer, times the page where a buffer's row is one; of a host pool its `size`.
+    `why` is told with a fault.
+    """
+
+    name: str
+    cls: str
+    size: int
+    page_size: int
+    rows: int
+    ids: str
+    space: int
+    space_page: int
+    ids_per_row: int = 1
+    why: str = ""
+
+    @property
+    def reach(self) -> int:
+        """The first row that is never used."""
+        return -(-(self.space + self.space_page) // self.ids_per_row)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What rank 0 built. `draft_shares_allocator`: None without a draft."""
+
+    dcp_size: int
+    allocator: AllocatorGeometry
+    pools: list[Pool]
+    req_to_token: ReqToTokenGeometry
+    draft_shares_allocator: bool | None = None
+
+    def pool(self, name: str) -> Pool | None:
+        """The pool of that name."""
+        return next((pool for pool in self.pools if pool.name == name), None)
 
 
 @dataclass(frozen=True)
@@ -116,7 +164,7 @@ class TreePlan:
     release: str
     stop: Stop | None = None
     settings: dict[str, str | int | float | None] = field(default_factory=dict)
-    geometry: RankGeometry | None = None
+    geometry: Geometry | None = None
     row_use: RowUse | None = None
     tables: list[Table] = field(default_factory=list)
     tokens: int | None = None

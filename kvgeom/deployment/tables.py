@@ -22,26 +22,43 @@ _DRAFT = {"fa3": "fa_draft", "fa4": "fa_draft"}
 _DRAFT_INDICES = {"triton": "triton_draft", "flashinfer": "flashinfer_draft"}
 
 
-def covered(server: Server) -> bool:
-    """Whether `measure` knows every table of its target and draft backends."""
-    target = server.target in (*_TARGET, "triton")
-    draft = server.draft in _DRAFT | _DRAFT_INDICES and not (server.mla and server.draft != "fa3")
-    return server.algorithm in ALGORITHMS and server.dcp_size == 1 and target and draft
+def missing(server: Server) -> list[str]:
+    """What `measure` does not look at of its target's and draft's backends."""
+    found = []
+    if not (_target_covered(server) and _draft_covered(server)):
+        backends = " and ".join(dict.fromkeys((server.target, server.draft)))
+        found.append(f"page tables and index buffers of the attention backends ({backends})")
+    if server.window:
+        found.append("page tables of sliding windows")
+    return found
+
+
+def _target_covered(server: Server) -> bool:
+    known = server.target in (*_TARGET, "triton")
+    return server.algorithm in ALGORITHMS and server.dcp_size == 1 and known
+
+
+def _draft_covered(server: Server) -> bool:
+    known = server.draft in _DRAFT | _DRAFT_INDICES
+    return known and not server.multi_layer and not (server.mla and server.draft != "fa3")
 
 
 def measure(server: Server) -> list[Table]:
     """What each table holds of one request's longest sequence, and what it needs to."""
+    if not _target_covered(server):
+        return []
     from sglang.test.attention_backends import device_free
     from sglang.test.attention_tables import Spec
 
+    draft = _draft_covered(server) and server.steps > 1
     spec = Spec(server.steps, server.topk, server.draft_tokens)
     with device_free(), spec.published(server.page):
         tables = []
         if server.target in _TARGET:
             tables.append(_target_table(server, spec))
-        if server.draft in _DRAFT and spec.steps > 1:
+        if draft and server.draft in _DRAFT:
             tables.append(_draft_table(server, spec))
-        if server.draft in _DRAFT_INDICES and spec.steps > 1:
+        if draft and server.draft in _DRAFT_INDICES:
             tables.append(_draft_indices(server, spec))
         return tables
 

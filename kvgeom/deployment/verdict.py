@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvgeom import boot_checks
 from kvgeom.boot_checks import Row
-from kvgeom.deployment.spec import TreePlan
+from kvgeom.deployment.spec import HOST_SLOT, Pool, TreePlan
 
-TARGET, DRAFT, ROW = "target pool", "draft pool", "req_to_token"
+ROW = "req_to_token"
 
 
 class Word(StrEnum):
@@ -51,8 +50,18 @@ def rows(plan: TreePlan) -> list[Row]:
     """The allocator, and every structure that a loc or a position indexes."""
     if plan.geometry is None:
         return []
-    made = boot_checks.table(plan.geometry, plan.row_use.ends_at)
-    context, page = plan.geometry.req_to_token.context_len, plan.settings["page_size"]
+    allocator, requests = plan.geometry.allocator, plan.geometry.req_to_token
+    reach = allocator.size + allocator.page_size
+    made = [Row("allocator", allocator.size, allocator.page_size, None, "", reach, None)]
+    for pool in plan.geometry.pools:
+        shared = pool.ids_per_row > 1
+        index = f"translated ({pool.ids} // {pool.ids_per_row})" if shared else f"raw ({pool.ids})"
+        covers = pool.rows >= pool.reach
+        made.append(Row(pool.name, pool.size, pool.page_size, pool.rows, index, pool.reach, covers))
+    context, end = requests.context_len, plan.row_use.ends_at
+    covers = requests.width >= end
+    made.append(Row(ROW, context, None, requests.width, "position", end, covers))
+    page = plan.settings["page_size"]
     for table in plan.tables:
         covers = table.columns >= table.ends_at
         made.append(
@@ -62,20 +71,16 @@ def rows(plan: TreePlan) -> list[Row]:
 
 
 def spans(plan: TreePlan) -> list[Span]:
-    """The last allocator page against each pool's rows, then the end of a row."""
+    """The last page of ids against the rows that it indexes, then the end of a row."""
     if plan.geometry is None:
         return []
-    rank, made = plan.geometry, []
-    allocator = rank.allocator
-    for row in rows(plan)[1:]:
-        if row.structure == ROW:
-            start = min(rank.req_to_token.context_len, row.rows, plan.row_use.committed)
-            made.append(Span("req_to_token row", start, max(row.reach, row.rows), row.rows))
-        elif row.structure in (TARGET, DRAFT):
-            pool = rank.draft if row.structure == DRAFT else rank.target
-            page = -(-allocator.page_size // pool.dcp_size)
-            made.append(Span(row.structure, row.reach - page, row.reach, row.rows))
-    return made
+    made = []
+    for pool in plan.geometry.pools:
+        page = -(-pool.space_page // pool.ids_per_row)
+        made.append(Span(pool.name, pool.reach - page, pool.reach, pool.rows))
+    width, end = plan.geometry.req_to_token.width, plan.row_use.ends_at
+    start = min(plan.geometry.req_to_token.context_len, width, plan.row_use.committed)
+    return [*made, Span("req_to_token row", start, max(end, width), width)]
 
 
 def headroom(plan: TreePlan) -> str:
@@ -102,20 +107,29 @@ def verdict(plan: TreePlan) -> Verdict:
             told += f"; not looked at: {', '.join(plan.not_planned)}"
         return Verdict(Word.SAFE, told)
     more = f" (and {len(short) - 1} more)" if len(short) > 1 else ""
-    faults = {ROW: _row_fault, TARGET: _pool_fault, DRAFT: _pool_fault}
-    say = faults.get(short[0].structure, _table_fault)
-    return Verdict(Word.UNSAFE, say(plan, short[0]) + more)
+    return Verdict(Word.UNSAFE, _fault(plan, short[0]) + more)
 
 
-def _pool_fault(plan: TreePlan, row: Row) -> str:
-    allocator = plan.geometry.allocator
-    pool = plan.geometry.draft if row.structure == DRAFT else plan.geometry.target
+def _fault(plan: TreePlan, row: Row) -> str:
+    pool = plan.geometry.pool(row.structure)
+    if pool is not None:
+        return _pool_fault(pool)
+    return (_row_fault if row.structure == ROW else _table_fault)(plan, row)
+
+
+def _pool_fault(pool: Pool) -> str:
     # The lowest page is never handed out.
-    usage = max(0, row.rows * pool.dcp_size - allocator.page_size) / allocator.size
+    usage = max(0, pool.rows * pool.ids_per_row - pool.space_page) / pool.space
+    why = f" ({pool.why})" if pool.why else ""
+    have = f"the {pool.name} has {pool.rows} rows and is indexed up to {pool.reach}{why}: above"
+    if pool.ids == HOST_SLOT:
+        return (
+            f"{have} {usage:.2%} of the host slots KV is copied past its end; wrong output after a "
+            f"prefix was evicted and loaded back"
+        )
     return (
-        f"the {row.structure} has {row.rows} rows and is indexed up to {row.reach}: above "
-        f"{usage:.2%} token usage KV goes to rows that do not exist; an illegal memory access, or "
-        f"wrong output near full occupancy"
+        f"{have} {usage:.2%} token usage KV goes to rows that do not exist; an illegal memory "
+        f"access, or wrong output near full occupancy"
     )
 
 
