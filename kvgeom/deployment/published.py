@@ -42,6 +42,7 @@ DEPLOYMENTS = (
         "Llama-3.1-70B (GQA), TP8 / DCP4, EAGLE3",
         16.4,  # 70.6 G parameters, BF16
         f"--model-path llama-3.1-70b --tp-size 8 --dcp-size 4 --page-size 64 "
+        "--attention-backend triton "  # the one that divides the locs of MHA pools
         f"--speculative-algorithm EAGLE3 {_DRAFT} llama-3.1-70b-eagle3 {_CHAIN}",
     ),
     Deployment(
