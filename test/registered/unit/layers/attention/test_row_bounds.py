@@ -153,6 +153,38 @@ class TestKernelBounds(AttentionTableCase):
             backend.get_num_kv_splits(splits, torch.full((REQS,), longest))
             self.assertLessEqual(int(splits.max()), backend.max_kv_splits)
 
+    def test_deepseek_v4_hip_tables_have_one_width(self):
+        """AITER compiles its row-group kernel for a width; a captured graph keeps one."""
+        ctx = 4096
+        with self.case(CHAIN, ctx, 256) as m:
+            m.model_config.head_dim = m.model_config.v_head_dim = 512
+            m.hisparse_coordinator, m.model = None, MagicMock()
+            m.token_to_kv_pool = MagicMock(
+                spec=module("dsv4_hip").DeepSeekV4TokenToKVPool,
+                swa_page_size=256,
+                present_ratios=(1, 2),
+            )
+            backend = build("dsv4_hip", m)
+            widths = {
+                self.low_ratio_table(backend, seq_len).shape[1]
+                for seq_len in (1, CHAIN.committed(ctx) + DRAFT)
+            }
+            self.assertEqual(len(widths), 1, widths)
+
+    def low_ratio_table(self, backend, seq_len):
+        """A decode step's block table, at ratio 1: a token a slot, 64 slots a block."""
+        from sglang.srt.layers.attention.dsv4 import low_ratio_backend_hip
+
+        pages = SimpleNamespace(
+            page_table=torch.zeros(1, -(-seq_len // 64), dtype=torch.int32)
+        )
+        made = low_ratio_backend_hip.build_low_ratio_decode_workspaces(
+            {1: pages},
+            max_context_len=backend.max_context_len,
+            page8_ratios=frozenset({1}),
+        )
+        return made[1].guarded_page_table
+
     def test_minimax_captured_bound(self):
         ctx, page = 256, 128
         with self.case(CHAIN, ctx, page) as m:
