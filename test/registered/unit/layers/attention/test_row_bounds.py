@@ -21,6 +21,10 @@ from sglang.srt.layers.quantization.fp4_kv_cache_quant_method import (
 from sglang.srt.managers.scheduler_pp_mixin import SchedulerPPMixin
 from sglang.srt.mem_cache.memory_pool import MiniMaxSparseKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.model_runner_components.ngram_embedding_manager import (
+    NgramEmbeddingManager,
+)
+from sglang.srt.runtime_context import get_schedule
 from sglang.srt.speculative import eagle_utils, eagle_worker_common
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
@@ -32,6 +36,7 @@ from sglang.test.attention_backends import (
 )
 from sglang.test.attention_tables import CHAIN, REQS, TREE, Guards, batch, runner
 from sglang.test.ci.ci_register import register_cpu_ci
+from sglang.test.kv_pools import build_with
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 
@@ -244,6 +249,25 @@ class TestKernelBounds(AttentionTableCase):
         self.assertEqual(self.nvfp4_bound(most, most + 128), most)
         # A longer context is still refused by the plan, not cut.
         self.assertEqual(self.nvfp4_bound(most + 1, most + 129), most + 1)
+
+
+class TestTokenTable(AttentionTableCase):
+    def test_ngram_token_table_mirrors_the_rows(self):
+        """It is read at a position of the request's row, a verify's included."""
+        with self.case(CHAIN, CTX, 1) as m:
+            m.model_config.use_ngram_embedding = True
+            m.model_config.use_engram, m.model_config.ngram_embedding_n = False, 2
+            with get_schedule().override(chunked_prefill_size=64):
+                made = build_with(
+                    NgramEmbeddingManager.from_model,
+                    model=torch.nn.Module(),
+                    model_config=m.model_config,
+                    req_to_token_pool=m.req_to_token_pool,
+                    server_args=SimpleNamespace(chunked_prefill_size=64),
+                    max_running_requests=REQS,
+                    device="cpu",
+                )
+            self.assertEqual(made.table.shape, m.req_to_token_pool.req_to_token.shape)
 
 
 class TestContextLengthStays(AttentionTableCase):
