@@ -159,7 +159,7 @@ class TestKernelBounds(AttentionTableCase):
             self.assertLessEqual(int(splits.max()), backend.max_kv_splits)
 
     def test_deepseek_v4_hip_tables_have_one_width(self):
-        """AITER compiles its row-group kernel for a width; a captured graph keeps one."""
+        """AITER compiles its row-group kernel per width; a captured graph keeps one."""
         ctx = 4096
         with self.case(CHAIN, ctx, 256) as m:
             m.model_config.head_dim = m.model_config.v_head_dim = 512
@@ -255,8 +255,10 @@ class TestTokenTable(AttentionTableCase):
     def test_ngram_token_table_mirrors_the_rows(self):
         """It is read at a position of the request's row, a verify's included."""
         with self.case(CHAIN, CTX, 1) as m:
-            m.model_config.use_ngram_embedding = True
-            m.model_config.use_engram, m.model_config.ngram_embedding_n = False, 2
+            config = m.model_config
+            config.use_ngram_embedding, config.use_engram = True, False
+            for holder in (config, config.hf_config):
+                holder.ngram_embedding_n = holder.ngram_embedding_k = 2
             with get_schedule().override(chunked_prefill_size=64):
                 made = build_with(
                     NgramEmbeddingManager.from_model,
