@@ -51,12 +51,13 @@ class Worker:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        # Both workers on one core: they run in turn, and no core is busier for one of them.
-        os.sched_setaffinity(self.process.pid, {max(os.sched_getaffinity(0))})
 
     def ask(self, what: str):
         self.process.stdin.write(what + "\n")
         self.process.stdin.flush()
+        return self.answer(what)
+
+    def answer(self, what: str):
         while line := self.process.stdout.readline():
             if line.startswith("{"):
                 return json.loads(line)["answer"]
@@ -68,12 +69,30 @@ class Worker:
 
 
 @contextmanager
-def pair(script: str, *arguments: int) -> Iterator[dict[str, Worker]]:
-    """`script` on the unpatched release ("base") and on a patched copy ("patched")."""
+def copies() -> Iterator[dict[str, Path]]:
+    """`private_copies`, for as long as they are used."""
     with tempfile.TemporaryDirectory() as folder:
-        print("starting SGLang twice (about 30 s)", flush=True)
-        copies = private_copies(Path(folder))
-        workers = {n: Worker(c, script, *arguments) for n, c in copies.items()}
+        yield private_copies(Path(folder))
+
+
+@contextmanager
+def started(copies: dict[str, Path], script: str, *arguments: int) -> Iterator[dict[str, Worker]]:
+    """`script` in a process on each copy; it says that it is ready before it is asked."""
+    workers = {name: Worker(copy, script, *arguments) for name, copy in copies.items()}
+    for worker in workers.values():
+        worker.answer("ready")
+        # Both on one core: they run in turn, and no core is busier for one of them.
+        os.sched_setaffinity(worker.process.pid, {max(os.sched_getaffinity(0))})
+    try:
         yield workers
+    finally:
         for worker in workers.values():
             worker.close()
+
+
+@contextmanager
+def pair(script: str, *arguments: int) -> Iterator[dict[str, Worker]]:
+    """`script` on the unpatched release ("base") and on a patched copy ("patched")."""
+    print("starting SGLang twice (about 30 s)", flush=True)
+    with copies() as made, started(made, script, *arguments) as workers:
+        yield workers

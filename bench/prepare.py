@@ -2,10 +2,11 @@
 
     make bench
 
-Two processes time the same real prepare in turn, each turn the fastest of some calls; medians and
-their ratio are over the pairs. A "steady" step finds its slots allocated. An "allocating" one takes
-every request's whole reserve, which is where the row guard stands; it leaves out the launch of the
-row write, so it is the shortest time that the guard can be compared with.
+Unpatched and patched code of the real prepare stand in one process and take turns on one batch,
+each turn the fastest of some calls: two processes differ by percents on the same code. A "steady"
+step finds its slots allocated. An "allocating" one takes every request's whole reserve, which is
+where the row guard stands; it leaves out the launch of the row write, so it is the shortest time
+that the guard can be compared with. About three minutes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from pathlib import Path
 
-from pair import Worker, pair
+from pair import Worker, copies, started
 
-ROUNDS, PAIRS, REPEATS = 3, 40, 60
+PROCESSES, SIDES = 6, ("base", "patched")
+TURNS = {1: 150, 32: 40, 256: 8}  # of each batch size, in a process
 LIMIT = 1.02
 CONTEXT_LEN, REQUESTS = 131072, 256
 ROWS = (  # builder, (algorithm, steps, topk, draft tokens), page, dcp
@@ -40,7 +43,7 @@ def print_rows(workers: dict[str, Worker]) -> None:
     print(f"req_to_token columns past a context of {CONTEXT_LEN}; bytes for {REQUESTS} requests")
     for builder, shape, page, dcp in ROWS:
         question = json.dumps(["row_width", builder, shape, page, dcp, CONTEXT_LEN])
-        base, patched = (workers[n].ask(question) - CONTEXT_LEN for n in ("base", "patched"))
+        base, patched = (workers[n].ask(question) - CONTEXT_LEN for n in SIDES)
         kib = (patched - base) * (REQUESTS + 1) * 4 / 1024
         name = f"{shape[0]} {'/'.join(map(str, shape[1:]))}" if shape else "no speculation"
         print(
@@ -49,46 +52,46 @@ def print_rows(workers: dict[str, Worker]) -> None:
         )
 
 
-def time_cases(workers: dict[str, Worker]) -> dict[str, list[dict[str, float]]]:
-    """Case -> pairs of microseconds. The side that goes first alternates."""
+def time_cases(worker: Worker, patched: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Case -> what one process timed."""
     out = {}
-    cases = itertools.product(("eagle", "dflash"), (1, 32, 256), ("steady", "allocating"))
+    cases = itertools.product(("eagle", "dflash"), TURNS, ("steady", "allocating"))
     for algorithm, batch_size, step in cases:
-        question = json.dumps(["microseconds", algorithm, batch_size, step])
-        pairs = []
-        for number in range(PAIRS + 1):
-            order = list(workers.items())[:: 1 if number % 2 else -1]
-            pairs.append({name: worker.ask(question) for name, worker in order})
-        out[f"{algorithm:6} batch {batch_size:3} {step:10}"] = pairs[1:]
+        question = ["microseconds", str(patched), algorithm, batch_size, step, TURNS[batch_size]]
+        out[f"{algorithm:6} batch {batch_size:3} {step:10}"] = worker.ask(json.dumps(question))
     return out
 
 
-def print_times(rounds: list[dict[str, list[dict[str, float]]]]) -> list[str]:
-    """The cases over LIMIT."""
+def print_times(found: list[dict[str, dict[str, dict[str, float]]]]) -> None:
+    """`found`: what each process timed."""
+    print(f"prepare for decode, medians of {PROCESSES} processes; in brackets, the lowest and")
+    print("highest of them, and the unpatched release against itself")
     over = []
-    print(
-        f"prepare for decode, {ROUNDS} x {PAIRS} pairs, medians of the fastest of {REPEATS} calls"
-    )
-    for case in rounds[0]:
-        pairs = [pair for found in rounds for pair in found[case]]
-        base, patched = (statistics.median(p[n] for p in pairs) for n in ("base", "patched"))
-        ratio = statistics.median(p["patched"] / p["base"] for p in pairs)
+    for case in found[0]:
+        base, patched = (statistics.median(t[case]["us"][n] for t in found) for n in SIDES)
+        again, ratios = (sorted(t[case]["ratio"][n] for t in found) for n in ("again", "patched"))
+        ratio = statistics.median(ratios)
         if ratio > LIMIT:
             over.append(case)
-        print(f"  {case}  unpatched {base:7.1f} us   patched {patched:7.1f} us   x {ratio:.3f}")
-    return over
+        print(
+            f"  {case} unpatched {base:6.1f} us  patched {patched:6.1f} us  x {ratio:.3f}"
+            f"  ({ratios[0]:.3f} to {ratios[-1]:.3f}; {again[0]:.3f} to {again[-1]:.3f})"
+        )
+    print(f"over x {LIMIT}: {'; '.join(over) or 'none'}")
 
 
 def main() -> None:
-    rounds = []
-    for number in range(ROUNDS):
-        # Fresh processes each round: where their code comes to lie moves a ratio by some percent.
-        with pair("prepare_worker.py", REPEATS) as workers:
-            if number == 0:
-                print_rows(workers)
-            rounds.append(time_cases(workers))
-    over = print_times(rounds)
-    print(f"over x {LIMIT}: {'; '.join(over) or 'none'}")
+    with copies() as made:
+        print("starting SGLang twice (about 30 s)", flush=True)
+        with started(made, "prepare_worker.py") as workers:
+            print_rows(workers)
+        found = []
+        for number in range(PROCESSES):
+            # Fresh processes: where code and data come to lie moves a ratio.
+            print(f"timing in process {number + 1} of {PROCESSES}", flush=True)
+            with started({"base": made["base"]}, "prepare_worker.py") as workers:
+                found.append(time_cases(workers["base"], made["patched"]))
+    print_times(found)
 
 
 if __name__ == "__main__":

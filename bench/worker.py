@@ -65,6 +65,7 @@ def main() -> None:
             ),
             "check": lambda: check(configurator, allocator),
         }
+        print(json.dumps({"answer": "ready"}), flush=True)
         for line in sys.stdin:
             print(json.dumps({"answer": asks[line.strip()]()}), flush=True)
 

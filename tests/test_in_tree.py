@@ -95,6 +95,8 @@ RED = {
         "test_tree_mask_without_draft_steps": "98 not greater than or equal to 102",
         "test_every_backend_takes_the_rows_width": "48 != 64",
         "test_triton_deterministic_splits": "3 not less than or equal to 2",
+        "test_deepseek_v4_hip_tables_have_one_width": "2 != 1",
+        "test_ngram_token_table_mirrors_the_rows": "torch.Size([3, 48]) != torch.Size([3, 52])",
         "test_minimax_captured_bound": "256 not greater than or equal to 260",
         "test_minimax_nvfp4_plan": "256 not greater than or equal to 260",
     },

@@ -52,6 +52,7 @@ _BACKENDS = {
     "minicpm": ("minicpm.backend", "MiniCPMSparseBackend"),
     "minimax": ("minimax_sparse_backend", "MiniMaxSparseAttnBackend"),
     "minimax_nvfp4": ("minimax_sparse_nvfp4_backend", "MiniMaxSparseNvfp4AttnBackend"),
+    "dsv4_hip": ("deepseek_v4_backend_hip_radix", "DeepseekV4HipRadixBackend"),
     "ascend": ("ascend_backend", "AscendAttnBackend"),
 }
 
