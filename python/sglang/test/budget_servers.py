@@ -32,6 +32,11 @@ class Draft(NamedTuple):
     runners: int = 1
 
 
+def with_blocks(server: Target | Draft) -> Target | Draft:
+    """`server` with heads wide enough for the blocks that share a scale."""
+    return server._replace(config={**server.config, "head_dim": 64})
+
+
 _HISPARSE = {
     "enable_hisparse": True,
     "disable_radix_cache": True,
@@ -104,6 +109,16 @@ HYBRID_SWA = Target("hybrid swa", _SWA, fields={"swa_full_tokens_ratio": 0.5})
 # Windows with heads of their own; every draft layer of the two is a window.
 WINDOW_HEADS = HYBRID_SWA._replace(name="window heads", config=_WINDOW_HEADS)
 STEP = HYBRID_SWA._replace(name="window draft", config=_STEP)
+# Each KV dtype whose elements share scales, with the backends that take it.
+BLOCK_SCALED = (
+    {"kv_cache_dtype": "mxfp8"},
+    {"kv_cache_dtype": "fp4_mx_block16"},
+    {
+        "kv_cache_dtype": "nvfp4",
+        "prefill_attention_backend": "flashinfer",
+        "decode_attention_backend": "trtllm_mha",
+    },
+)
 MINIMAX = Target("minimax", _MINIMAX)
 MINIMAX_HISPARSE = Target("minimax hisparse", _MINIMAX, fields=_HISPARSE)
 DSA_HISPARSE = DSA._replace(name="dsa hisparse", fields=_HISPARSE)
