@@ -54,8 +54,6 @@ from sglang.test.kv_pools import OnCPU, build_with
 BUDGET = 1 << 23
 STATES = 8
 _FP4 = torch.float4_e2m1fn_x2
-# No layer has a KV scale.
-_MODEL = SimpleNamespace(layers=())
 
 
 class _OnCPU(OnCPU):
@@ -68,9 +66,11 @@ class _OnCPU(OnCPU):
 
 
 class Built(NamedTuple):
-    """`charged`: bytes that the budget takes for the tokens of `target`."""
+    """`charged`: bytes that the budget takes for the tokens of `target`;
+    `budget`: the class of its pool configurator."""
 
     charged: int
+    budget: str
     target: KVCacheConfigResult
     drafts: list[KVCacheConfigResult]
 
@@ -93,23 +93,12 @@ class Built(NamedTuple):
 def build(target: Target, draft: Optional[Draft], *, dcp_size: int) -> Built:
     """`target` and `draft` under a budget of `BUDGET` bytes, at TP8."""
     with contextlib.ExitStack() as stack:
-        target_path = _folder(json.dumps(target.config))
-        fields = {
-            "model_path": target_path,
-            "attention_backend": "triton",
-            "speculative_algorithm": draft and draft.algorithm,
-            **target.fields,
-        }
-        draft_path = None
-        if draft is not None:
-            draft_path = _folder(json.dumps(draft.config))
-            fields |= {"speculative_draft_model_path": draft_path, **draft.fields}
         stack.enter_context(
             topology(
                 dcp_size,
                 target.page_size,
                 max_running_requests=2,
-                **fields,
+                **{"attention_backend": "triton", **model_fields(target, draft)},
             )
         )
         stack.enter_context(get_schedule().override(max_mamba_cache_size=STATES))
@@ -122,32 +111,66 @@ def build(target: Target, draft: Optional[Draft], *, dcp_size: int) -> Built:
                 MHATokenToKVPool, "_init_kv_copy_and_warmup", lambda self: None
             )
         )
-        runner = _configurator(target_path, draft and draft.algorithm)
-        return _build(runner, draft, draft_path)
+        runner = _configurator(_folder(target), draft and draft.algorithm)
+        return _build(runner, draft)
 
 
-def _build(
-    runner: KVCacheConfigurator, draft: Optional[Draft], path: Optional[str]
-) -> Built:
+def model_fields(target: Target, draft: Optional[Draft]) -> dict:
+    """The server arguments of the two, their model folders among them."""
+    fields = {"model_path": _folder(target), **target.fields}
+    if draft is not None:
+        fields |= {
+            "speculative_algorithm": draft.algorithm,
+            "speculative_draft_model_path": _folder(draft),
+            **draft.fields,
+        }
+    return fields
+
+
+def _build(runner: KVCacheConfigurator, draft: Optional[Draft]) -> Built:
     profiled = patch.object(
         KVCacheConfigurator, "_profile_available_bytes", lambda *args: BUDGET
     )
     with profiled:
         target = runner.configure(pre_model_load_memory=1)
+    budget = create_memory_pool_configurator(runner)
     if target.unified_memory_pool is None:
-        budget = create_memory_pool_configurator(runner)
         charged = int(budget._cell_size * target.max_total_num_tokens)
+        if "_swa_cap" in vars(budget):
+            # The windows of its requests are no share of the tokens.
+            charged = BUDGET
     else:
         # All of it, and the state that was profiled before.
-        state = runner.mambaish_config.mamba2_cache_params
-        charged = BUDGET + int(state.mamba_cache_per_req) * STATES
+        charged = BUDGET + _state_bytes(runner)
+    runners = draft.runners if draft else 0
+    if _holds_fused_draft(target):
+        runners = 0
     drafts = [
-        _configurator(path, draft.algorithm, target=target, index=index).configure(
-            pre_model_load_memory=1
-        )
-        for index in range(draft.runners if draft else 0)
+        _configurator(
+            _folder(draft), draft.algorithm, target=target, index=index
+        ).configure(pre_model_load_memory=1)
+        for index in range(runners)
     ]
-    return Built(charged, target, drafts)
+    return Built(charged, type(budget).__name__, target, drafts)
+
+
+def _holds_fused_draft(target: KVCacheConfigResult) -> bool:
+    """Whether the target's buffer has the rows of the draft, as newer ones can."""
+    if target.unified_memory_pool is None:
+        return False
+    buffer = target.token_to_kv_pool_allocator.unified_buffer
+    return vars(buffer).get("fused_draft") is not None
+
+
+def _state_bytes(runner: KVCacheConfigurator) -> int:
+    if runner.mambaish_config is None:
+        return 0
+    state = runner.mambaish_config.mamba2_cache_params
+    per_request = int(state.mamba_cache_per_req)
+    if hasattr(runner, "fused_entry_bytes"):
+        # With the state of a fused draft.
+        per_request = runner.fused_entry_bytes("mamba") or per_request
+    return per_request * STATES
 
 
 def _configurator(
@@ -159,12 +182,18 @@ def _configurator(
 ) -> KVCacheConfigurator:
     """As a model runner builds it; of the draft of `target` where there is one."""
     is_draft = target is not None
-    model_config = ModelConfig(model_path=model_path, is_draft_model=is_draft)
+    model_config = ModelConfig.from_server_args(
+        get_server_args(), model_path=model_path, is_draft_model=is_draft
+    )
     shared = {
         "model_config": model_config,
         "spec_algorithm": SpeculativeAlgorithm.from_string(algorithm),
         "is_draft_worker": is_draft,
     }
+    # No layer with a KV scale; the runners of an Inkling draft have a depth each.
+    model = torch.nn.Module()
+    model.layers = ()
+    model.mtp_layer_id_is_depth = "Inkling" in model_config.hf_config.architectures[0]
     dtype_str, dtype = _kv_cache_dtype(**shared)
     made = configurator(
         **shared,
@@ -181,13 +210,15 @@ def _configurator(
         is_hybrid_swa=model_config.is_hybrid_swa,
         is_hybrid_swa_compress=model_config.is_hybrid_swa_compress,
         use_mla_backend=model_config.attention_arch == AttentionArch.MLA,
-        layer_info=build_with(resolve_layer_indices, model=SimpleNamespace(), **shared),
+        layer_info=build_with(
+            resolve_layer_indices, model=model, draft_model_idx=index, **shared
+        ),
         req_to_token_pool=target and target.req_to_token_pool,
         token_to_kv_pool_allocator=target and target.token_to_kv_pool_allocator,
         memory_pool_config=target and target.memory_pool_config,
         draft_model_idx=index,
     )
-    made.model = _MODEL
+    made.model = model
     return made
 
 
@@ -220,8 +251,12 @@ def _kv_cache_dtype(
     )
 
 
+def _folder(server: Target | Draft) -> str:
+    return _folder_with(json.dumps(server.config))
+
+
 @functools.cache
-def _folder(config: str) -> str:
+def _folder_with(config: str) -> str:
     """One for each config, as long as the process: SGLang keeps what it parsed."""
     folder = write_config(json.loads(config))
     atexit.register(shutil.rmtree, folder)

@@ -44,12 +44,16 @@ def eagle_draft_bytes_per_token(*, kvc: KVCacheConfigurator) -> int:
 
 
 def eagle_draft_swa_bytes_per_token(
-    *, kvc: KVCacheConfigurator, full_layers: int, swa_layers: int
+    *,
+    kvc: KVCacheConfigurator,
+    full_layers: int,
+    swa_full_layers: int,
+    swa_layers: int,
 ) -> tuple[int, int]:
     """Bytes per full token and per window token of the draft of a window target.
 
-    `full_layers` and `swa_layers` of one runner hold where the draft does not list
-    its layers.
+    The layers of one runner, where the draft does not list its own; of them
+    `swa_full_layers` are windows with a row for each full token.
     """
     config = _charged_draft(kvc)
     if config is None:
@@ -62,7 +66,8 @@ def eagle_draft_swa_bytes_per_token(
         full_layers = len(config.full_attention_layer_ids)
         swa_layers = len(config.swa_attention_layer_ids)
     return (
-        _bytes(kvc, config, full_layers),
+        _bytes(kvc, config, full_layers)
+        + _bytes(kvc, config, swa_full_layers, is_window=True),
         _bytes(kvc, config, swa_layers, is_window=True),
     )
 

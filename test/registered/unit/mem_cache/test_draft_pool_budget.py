@@ -75,6 +75,16 @@ class TestDraftPoolBudget(CustomTestCase):
         self.check((servers.WINDOW_HEADS,), (servers.WINDOW_MULTI_LAYER,))
         self.check((servers.STEP,), (servers.STEP_MULTI_LAYER,))
 
+    def test_an_mla_drafts_windows(self):
+        self.check((servers.MLA_WINDOWS,), (servers.NEXTN_WINDOWS, servers.EAGLE3))
+
+    def test_each_depth_of_an_inkling_draft_has_a_pool(self):
+        self.check((servers.INKLING,), (servers.INKLING_MTP,))
+        target, draft = servers.INKLING_LOCAL, servers.INKLING_LOCAL_MTP
+        self.check((target,), (draft,))
+        draft_dtype = {"speculative_draft_kv_cache_dtype": "fp8_e4m3"}
+        self.check((target,), (draft,), (1, 8), **draft_dtype)
+
     def test_a_block_draft_of_a_window_target(self):
         self.check((servers.HYBRID_SWA,), BLOCK_DRAFTS)
 
