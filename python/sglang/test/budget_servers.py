@@ -110,12 +110,12 @@ _INKLING = {
         "swa_head_dim": 32,
         "local_layer_ids": [0, 2],
         "sliding_window_size": 8,
+        "num_nextn_predict_layers": 3,
     },
-    "mtp_config": {"n_layers": 3},
 }
 _INKLING_LOCAL = {
     **_INKLING,
-    "mtp_config": {"n_layers": 3, "local_layer_ids": [1, 2]},
+    "text_config": {**_INKLING["text_config"], "mtp_local_layer_ids": [1, 2]},
 }
 _DOTS = {
     **TINY_MLA,

@@ -219,6 +219,7 @@ def _configurator(
         draft_model_idx=index,
     )
     made.model = model
+    made.__post_init__()  # where older releases read it
     return made
 
 
