@@ -32,6 +32,11 @@ class Draft(NamedTuple):
     runners: int = 1
 
 
+def with_blocks(server: Target | Draft) -> Target | Draft:
+    """`server` with heads wide enough for the blocks that share a scale."""
+    return server._replace(config={**server.config, "head_dim": 64})
+
+
 _HISPARSE = {
     "enable_hisparse": True,
     "disable_radix_cache": True,
@@ -92,6 +97,37 @@ _KIMI = {
     },
 }
 
+_INKLING = {
+    "architectures": ["InklingForConditionalGeneration"],
+    "model_type": "inkling_mm_model",
+    "text_config": {
+        **{name: TINY_LLAMA[name] for name in ("hidden_size", "vocab_size")},
+        **_LAYERS,
+        "head_dim": 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "swa_num_key_value_heads": 16,
+        "swa_head_dim": 32,
+        "local_layer_ids": [0, 2],
+        "sliding_window_size": 8,
+        "num_nextn_predict_layers": 3,
+    },
+}
+_INKLING_LOCAL = {
+    **_INKLING,
+    "text_config": {**_INKLING["text_config"], "mtp_local_layer_ids": [1, 2]},
+}
+_DOTS = {
+    **TINY_MLA,
+    **_LAYERS,
+    "architectures": ["Dots3NoteForCausalLM"],
+    "model_type": "dots3_note",
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window_size": 8,
+    "swa_kv_lora_rank": 32,
+    "swa_qk_rope_head_dim": 8,
+}
+
 MHA = Target("mha", {**TINY_LLAMA, **_LAYERS, "num_key_value_heads": 8})
 MQA = Target("mqa", {**TINY_LLAMA, **_LAYERS})
 MLA = Target("mla", {**TINY_MLA, **_LAYERS})
@@ -101,9 +137,30 @@ UNIFIED = HYBRID_LINEAR._replace(
     name="unified mamba", fields={"enable_unified_memory": True}
 )
 HYBRID_SWA = Target("hybrid swa", _SWA, fields={"swa_full_tokens_ratio": 0.5})
+REQUEST_CAP = HYBRID_SWA._replace(
+    name="hybrid swa, request cap",
+    fields={"disable_radix_cache": True, "chunked_prefill_size": 64},
+)
 # Windows with heads of their own; every draft layer of the two is a window.
 WINDOW_HEADS = HYBRID_SWA._replace(name="window heads", config=_WINDOW_HEADS)
 STEP = HYBRID_SWA._replace(name="window draft", config=_STEP)
+INKLING = HYBRID_SWA._replace(name="inkling", config=_INKLING)
+INKLING_LOCAL = INKLING._replace(name="inkling local", config=_INKLING_LOCAL)
+MLA_WINDOWS = HYBRID_SWA._replace(name="mla windows", config=_DOTS)
+UNIFIED_SWA = with_blocks(HYBRID_SWA)._replace(
+    name="unified swa",
+    fields={**HYBRID_SWA.fields, "enable_unified_memory": True},
+)
+# Each KV dtype whose elements share scales, with the backends that take it.
+BLOCK_SCALED = (
+    {"kv_cache_dtype": "mxfp8"},
+    {"kv_cache_dtype": "fp4_mx_block16"},
+    {
+        "kv_cache_dtype": "nvfp4",
+        "prefill_attention_backend": "flashinfer",
+        "decode_attention_backend": "trtllm_mha",
+    },
+)
 MINIMAX = Target("minimax", _MINIMAX)
 MINIMAX_HISPARSE = Target("minimax hisparse", _MINIMAX, fields=_HISPARSE)
 DSA_HISPARSE = DSA._replace(name="dsa hisparse", fields=_HISPARSE)
@@ -134,5 +191,16 @@ WINDOW_MULTI_LAYER = MULTI_LAYER._replace(
     name="multi-layer windows", config=_WINDOW_HEADS
 )
 STEP_MULTI_LAYER = MULTI_LAYER._replace(name="multi-layer window", config=_STEP)
+INKLING_MTP = MULTI_LAYER._replace(name="inkling depths", config=_INKLING)
+INKLING_LOCAL_MTP = INKLING_MTP._replace(
+    name="inkling local depths", config=_INKLING_LOCAL
+)
+NEXTN_WINDOWS = Draft("NEXTN mla windows", "EAGLE", _DOTS)
 DFLASH = Draft("DFLASH", "DFLASH", {**TINY_LLAMA, **_BLOCK})
-DSPARK = Draft("DSPARK", "DSPARK", {**TINY_LLAMA, **_TWO_HEADS, **_BLOCK})
+# One token more than its block of four drafts.
+DSPARK = Draft(
+    "DSPARK",
+    "DSPARK",
+    {**TINY_LLAMA, **_TWO_HEADS, **_BLOCK},
+    fields={**_CHAIN, "speculative_num_draft_tokens": 5},
+)

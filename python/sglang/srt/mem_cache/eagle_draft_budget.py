@@ -1,15 +1,15 @@
-"""What an EAGLE or STANDALONE draft's own KV pool costs its target's budget.
+"""What a draft's own KV pools cost its target's budget.
 
     target   [0, tokens)          one row a token of this rank's budget
     draft    [0, tokens * rows)   one row a loc: `draft_rows_per_token`
 
 A row's bytes are the draft model's, not the target's: its heads are not spread
-over DCP ranks, and its attention may be of another kind.
+over DCP ranks, its attention may be of another kind, and so may its KV dtype.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 import torch
 
@@ -21,7 +21,12 @@ from sglang.srt.configs.model_config import (
     get_dsa_index_kpool,
     is_deepseek_dsa,
 )
-from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+from sglang.srt.layers.quantization.fp4_kv_cache_quant_method import fp4_row_bytes
+from sglang.srt.mem_cache.kv_cache_dtype import eagle_draft_kv_cache_dtype
+from sglang.srt.mem_cache.memory_pool import (
+    DSATokenToKVPool,
+    MHATokenToKVPoolMXFP8,
+)
 from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.utils.common import ceil_div, is_float4_e2m1fn_x2, is_npu
 
@@ -29,42 +34,30 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
 
-def eagle_draft_bytes_per_token(
-    *, kvc: KVCacheConfigurator, target_layer_bytes: int
-) -> int:
-    """Bytes per token of the target that `kvc` sizes; 0 where no such draft runs.
-
-    A draft whose row is not known (block-scaled KV) is charged
-    `target_layer_bytes` a layer.
-    """
-    if not _is_charged(kvc) or target_layer_bytes <= 0:
-        # No draft, or no KV on this pipeline stage.
-        return 0
-    config = kvc.spec_aux_config.draft_model_config
+def eagle_draft_bytes_per_token(*, kvc: KVCacheConfigurator) -> int:
+    """Bytes per token of the target that `kvc` sizes, of an EAGLE or STANDALONE
+    draft; 0 where no such draft runs."""
+    config = _charged_draft(kvc)
     if config is None:
         return 0
-    layers = _num_layers(config) * _num_runners(config)
-    return _bytes(kvc, config, layers, target_layer_bytes)
+    return _bytes(kvc, config, _num_layers(config))
 
 
 def eagle_draft_swa_bytes_per_token(
     *,
     kvc: KVCacheConfigurator,
-    full_layer_bytes: int,
-    swa_layer_bytes: int,
     full_layers: int,
+    swa_full_layers: int,
     swa_layers: int,
 ) -> tuple[int, int]:
     """Bytes per full token and per window token of the draft of a window target.
 
-    `full_layers` and `swa_layers` of one runner hold where the draft does not list
-    its layers; the bytes of a target's layer, where the draft's row is not known.
+    The layers of one runner, where the draft does not list its own; of them
+    `swa_full_layers` are windows with a row for each full token.
     """
-    if not _is_charged(kvc):
-        return 0, 0
-    config = kvc.spec_aux_config.draft_model_config
+    config = _charged_draft(kvc)
     if config is None:
-        return full_layer_bytes * full_layers, swa_layer_bytes * swa_layers
+        return 0, 0
     if (
         config.is_draft_model
         and config.is_hybrid_swa
@@ -72,40 +65,64 @@ def eagle_draft_swa_bytes_per_token(
     ):
         full_layers = len(config.full_attention_layer_ids)
         swa_layers = len(config.swa_attention_layer_ids)
-    runners = _num_runners(config)
     return (
-        _bytes(kvc, config, full_layers * runners, full_layer_bytes),
-        _bytes(kvc, config, swa_layers * runners, swa_layer_bytes, is_window=True),
+        _bytes(kvc, config, full_layers)
+        + _bytes(kvc, config, swa_full_layers, is_window=True),
+        _bytes(kvc, config, swa_layers, is_window=True),
     )
 
 
-def _is_charged(kvc: KVCacheConfigurator) -> bool:
+def mha_row_bytes(
+    *,
+    head_num: int,
+    head_dim: int,
+    v_head_dim: int,
+    num_layers: int,
+    dtype: torch.dtype,
+    dtype_str: Optional[str],
+) -> int:
+    """Bytes of one row of an MHA pool over its layers, scales included."""
+    if is_float4_e2m1fn_x2(dtype) and dtype_str is not None:
+        return fp4_row_bytes(
+            recipe=dtype_str,
+            head_num=head_num,
+            head_dim=head_dim,
+            num_layers=num_layers,
+        )
+    elements = head_num * (head_dim + v_head_dim) * num_layers
+    row_bytes = elements * dtype.itemsize
+    if dtype_str == "mxfp8" and dtype == torch.float8_e4m3fn:
+        row_bytes += elements // MHATokenToKVPoolMXFP8.MXFP8_SCALE_BLOCK_SIZE
+    return row_bytes
+
+
+def _charged_draft(kvc: KVCacheConfigurator) -> Optional[ModelConfig]:
+    """The draft whose pools are its own, and that `kvc`, its target's, pays for."""
     algorithm = kvc.spec_algorithm
     is_own_pool = algorithm.is_eagle() or algorithm.is_standalone()
-    return is_own_pool and not kvc.is_draft_worker
+    if not is_own_pool or kvc.is_draft_worker:
+        return None
+    return kvc.spec_aux_config.draft_model_config
 
 
 def _bytes(
     kvc: KVCacheConfigurator,
     config: ModelConfig,
     num_layers: int,
-    target_layer_bytes: int,
     *,
     is_window: bool = False,
 ) -> int:
-    block_scaled = (
-        is_float4_e2m1fn_x2(kvc.kv_cache_dtype) or kvc.kv_cache_dtype_str == "mxfp8"
+    """Over all runners, per token: `num_layers` is of one runner."""
+    if num_layers == 0:
+        return 0
+    dtype_str, dtype = eagle_draft_kv_cache_dtype(
+        model=kvc.model, draft_dtype=config.dtype
     )
-    is_mla = config.attention_arch == AttentionArch.MLA
-    if block_scaled or (is_window and is_mla):
-        layer_bytes = target_layer_bytes
-    elif is_window and config.is_hybrid_swa_compress:
-        heads = config.get_swa_num_kv_heads(get_parallel().attn_tp_size)
-        head_bytes = config.swa_head_dim + config.swa_v_head_dim
-        layer_bytes = heads * head_bytes * kvc.kv_cache_dtype.itemsize
+    if config.attention_arch == AttentionArch.MLA:
+        row_bytes = num_layers * _mla_layer_bytes(kvc, config, dtype, is_window)
     else:
-        layer_bytes = _layer_bytes(kvc, config)
-    return layer_bytes * num_layers * kvc.draft_rows_per_token
+        row_bytes = _mha_pool_row_bytes(config, num_layers, dtype, dtype_str, is_window)
+    return row_bytes * _num_runners(config) * kvc.draft_rows_per_token
 
 
 def _num_layers(config: ModelConfig) -> int:
@@ -133,13 +150,43 @@ def _is_depth_a_runner(config: ModelConfig) -> bool:
     )
 
 
-def _layer_bytes(kvc: KVCacheConfigurator, config: ModelConfig) -> int:
+def _mha_pool_row_bytes(
+    config: ModelConfig,
+    num_layers: int,
+    dtype: torch.dtype,
+    dtype_str: str,
+    is_window: bool,
+) -> int:
+    tp_size = get_parallel().attn_tp_size
+    if is_window and config.is_hybrid_swa_compress:
+        head_num = config.get_swa_num_kv_heads(tp_size)
+        head_dim, v_head_dim = config.swa_head_dim, config.swa_v_head_dim
+    else:
+        head_num = config.get_num_kv_heads(tp_size)
+        head_dim, v_head_dim = config.head_dim, config.v_head_dim
+    if config.is_hybrid_swa and is_float4_e2m1fn_x2(dtype):
+        # A pool with windows is built without the recipe.
+        dtype_str = None
+    return mha_row_bytes(
+        head_num=head_num,
+        head_dim=head_dim,
+        v_head_dim=v_head_dim,
+        num_layers=num_layers,
+        dtype=dtype,
+        dtype_str=dtype_str,
+    )
+
+
+def _mla_layer_bytes(
+    kvc: KVCacheConfigurator, config: ModelConfig, dtype: torch.dtype, is_window: bool
+) -> int:
     """Bytes of one row in one layer of the draft's pool, index keys included."""
-    dtype = kvc.kv_cache_dtype
-    if config.attention_arch != AttentionArch.MLA:
-        heads = config.get_num_kv_heads(get_parallel().attn_tp_size)
-        return heads * (config.head_dim + config.v_head_dim) * dtype.itemsize
-    kv_dim = kvc.mla_kv_cache_dim(model_config=config)
+    if is_window:
+        return (config.swa_kv_lora_rank + config.swa_qk_rope_head_dim) * dtype.itemsize
+    kv_dim = kvc.mla_kv_cache_dim(model_config=config, kv_cache_dtype=dtype)
+    if is_float4_e2m1fn_x2(dtype):
+        # Two elements a byte, and a scale for each block of 16.
+        return kv_dim // 2 + kv_dim // 16
     return kv_dim * dtype.itemsize + _index_bytes(config, dtype)
 
 

@@ -31,12 +31,15 @@ UNCHANGED = (
 
 
 class TestDraftPoolBudget(CustomTestCase):
-    def check(self, targets, drafts, dcp_sizes=DCP_SIZES):
+    def check(self, targets, drafts, dcp_sizes=DCP_SIZES, **fields):
         for target, draft, dcp_size in itertools.product(targets, drafts, dcp_sizes):
-            with self.subTest(target.name, draft=draft and draft.name, dcp=dcp_size):
+            with self.subTest(
+                target.name, draft=draft and draft.name, dcp=dcp_size, **fields
+            ):
+                target = target._replace(fields={**target.fields, **fields})
                 built = build(target, draft, dcp_size=dcp_size)
                 pages = sum(map(page_bytes, built.pools))
-                if target is servers.UNIFIED:
+                if target.name == servers.UNIFIED.name:
                     # Whole 4 KiB, a page that is never handed out, two roundings.
                     pages = 3 * pages + 4096
                 self.assertAlmostEqual(built.charged, built.allocated, delta=pages)
@@ -72,6 +75,16 @@ class TestDraftPoolBudget(CustomTestCase):
         self.check((servers.WINDOW_HEADS,), (servers.WINDOW_MULTI_LAYER,))
         self.check((servers.STEP,), (servers.STEP_MULTI_LAYER,))
 
+    def test_an_mla_drafts_windows(self):
+        self.check((servers.MLA_WINDOWS,), (servers.NEXTN_WINDOWS, servers.EAGLE3))
+
+    def test_each_depth_of_an_inkling_draft_has_a_pool(self):
+        self.check((servers.INKLING,), (servers.INKLING_MTP,))
+        target, draft = servers.INKLING_LOCAL, servers.INKLING_LOCAL_MTP
+        self.check((target,), (draft,))
+        draft_dtype = {"speculative_draft_kv_cache_dtype": "fp8_e4m3"}
+        self.check((target,), (draft,), (1, 8), **draft_dtype)
+
     def test_a_block_draft_of_a_window_target(self):
         self.check((servers.HYBRID_SWA,), BLOCK_DRAFTS)
 
@@ -92,6 +105,34 @@ class TestDraftPoolBudget(CustomTestCase):
 
     def test_a_unified_buffer_leaves_room_for_a_private_draft(self):
         self.check((servers.UNIFIED,), (None, servers.DSPARK), (2, 8))
+
+    def test_block_scaled_drafts(self):
+        targets = [*map(servers.with_blocks, (servers.MHA, servers.HYBRID_SWA))]
+        drafts = [*map(servers.with_blocks, EAGLE_DRAFTS[:3]), servers.NEXTN_MLA]
+        for fields in servers.BLOCK_SCALED:
+            self.check((*targets, servers.MLA), drafts, (8,), **fields)
+
+    def test_block_scaled_windows_of_a_draft(self):
+        target = servers.with_blocks(servers.HYBRID_SWA)
+        draft = servers.with_blocks(servers.WINDOW_STANDALONE)
+        for fields in servers.BLOCK_SCALED[:2]:
+            self.check((target,), (draft,), (1, 8), **fields)
+
+    def test_block_scaled_block_drafts(self):
+        drafts = [*map(servers.with_blocks, BLOCK_DRAFTS)]
+        for fields in servers.BLOCK_SCALED[:2]:
+            self.check((servers.MLA,), drafts, (1, 8), **fields)
+
+    def test_a_draft_with_a_kv_dtype_of_its_own(self):
+        fields = {"kv_cache_dtype": "fp8_e4m3"}
+        for draft_dtype in ("bf16", "fp8_e4m3", "auto"):
+            fields["speculative_draft_kv_cache_dtype"] = draft_dtype
+            self.check((servers.MLA,), EAGLE_DRAFTS, (1, 8), **fields)
+
+    def test_a_block_draft_on_the_targets_backend(self):
+        # FA4 gives a block draft its compute dtype.
+        fields = {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "fa4"}
+        self.check((servers.MHA, servers.MLA), BLOCK_DRAFTS, (1, 8), **fields)
 
     def test_nothing_changes_without_dcp_and_draft(self):
         for target, tokens, sizes in UNCHANGED:
