@@ -7,14 +7,13 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engine_fixtures import patched_copy, patched_engines, released_engines  # noqa: F401
 from xdist.scheduler import LoadScopeScheduling
 
-from kvgeom import boot_tree, edits, rewrite, series, tree
-from kvgeom.cpu_engine import Session, session
+from kvgeom import edits, rewrite, series, tree
 from kvgeom.source import Source
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -249,27 +248,6 @@ def released(tmp_path_factory) -> Path:
     for info in package.parent.glob("sglang-*.dist-info"):
         shutil.copytree(info, root / info.name)
     return root
-
-
-@pytest.fixture(scope="session")
-def patched_copy() -> Iterator[Path]:
-    """The folder of `kvgeom boot`'s copy of the installed SGLang with the whole stack."""
-    with boot_tree.patched(series.load(), tree.find(None), lambda text: None) as copy:
-        yield copy.package.parent
-
-
-@pytest.fixture(scope="session")
-def patched_engines(patched_copy) -> Iterator[Session]:
-    """Engines of that copy. Their import is the longest part of a short run."""
-    with session(patched_copy) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="session")
-def released_engines() -> Iterator[Session]:
-    """Engines of the installed SGLang."""
-    with session() as opened:
-        yield opened
 
 
 def linked_copy(source: Path, target: Path) -> Path:
