@@ -75,7 +75,7 @@ class TestRowsHoldEveryAllocation(CustomTestCase):
                     committed = range(1, max_committed_len(context_len) + 1)
                     ends = {}
                     for builder in builders:
-                        rows, allocator = BUILDERS[builder](context_len, 4096, 4)
+                        rows, allocator = BUILDERS[builder](context_len, 1024, 4)
                         page = allocator.page_size
                         if page not in ends:
                             ends[page] = max(allocated_ends(committed, page_size=page))

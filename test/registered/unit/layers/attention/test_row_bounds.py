@@ -21,10 +21,6 @@ from sglang.srt.layers.quantization.fp4_kv_cache_quant_method import (
 from sglang.srt.managers.scheduler_pp_mixin import SchedulerPPMixin
 from sglang.srt.mem_cache.memory_pool import MiniMaxSparseKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.model_executor.model_runner_components.ngram_embedding_manager import (
-    NgramEmbeddingManager,
-)
-from sglang.srt.runtime_context import get_schedule
 from sglang.srt.speculative import eagle_utils, eagle_worker_common
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
@@ -36,7 +32,6 @@ from sglang.test.attention_backends import (
 )
 from sglang.test.attention_tables import CHAIN, REQS, TREE, Guards, batch, runner
 from sglang.test.ci.ci_register import register_cpu_ci
-from sglang.test.kv_pools import build_with
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
 
@@ -158,38 +153,6 @@ class TestKernelBounds(AttentionTableCase):
             backend.get_num_kv_splits(splits, torch.full((REQS,), longest))
             self.assertLessEqual(int(splits.max()), backend.max_kv_splits)
 
-    def test_deepseek_v4_hip_tables_have_one_width(self):
-        """AITER compiles its row-group kernel per width; a captured graph keeps one."""
-        ctx = 4096
-        with self.case(CHAIN, ctx, 256) as m:
-            m.model_config.head_dim = m.model_config.v_head_dim = 512
-            m.hisparse_coordinator, m.model = None, MagicMock()
-            m.token_to_kv_pool = MagicMock(
-                spec=module("dsv4_hip").DeepSeekV4TokenToKVPool,
-                swa_page_size=256,
-                present_ratios=(1, 2),
-            )
-            backend = build("dsv4_hip", m)
-            widths = {
-                self.low_ratio_table(backend, seq_len).shape[1]
-                for seq_len in (1, CHAIN.committed(ctx) + DRAFT)
-            }
-            self.assertEqual(len(widths), 1, widths)
-
-    def low_ratio_table(self, backend, seq_len):
-        """A decode step's block table, at ratio 1: a token a slot, 64 slots a block."""
-        from sglang.srt.layers.attention.dsv4 import low_ratio_backend_hip
-
-        pages = SimpleNamespace(
-            page_table=torch.zeros(1, -(-seq_len // 64), dtype=torch.int32)
-        )
-        made = low_ratio_backend_hip.build_low_ratio_decode_workspaces(
-            {1: pages},
-            max_context_len=backend.max_context_len,
-            page8_ratios=frozenset({1}),
-        )
-        return made[1].guarded_page_table
-
     def test_minimax_captured_bound(self):
         ctx, page = 256, 128
         with self.case(CHAIN, ctx, page) as m:
@@ -249,27 +212,6 @@ class TestKernelBounds(AttentionTableCase):
         self.assertEqual(self.nvfp4_bound(most, most + 128), most)
         # A longer context is still refused by the plan, not cut.
         self.assertEqual(self.nvfp4_bound(most + 1, most + 129), most + 1)
-
-
-class TestTokenTable(AttentionTableCase):
-    def test_ngram_token_table_mirrors_the_rows(self):
-        """It is read at a position of the request's row, a verify's included."""
-        with self.case(CHAIN, CTX, 1) as m:
-            config = m.model_config
-            config.use_ngram_embedding, config.use_engram = True, False
-            for holder in (config, config.hf_config):
-                holder.ngram_embedding_n = holder.ngram_embedding_k = 2
-            with get_schedule().override(chunked_prefill_size=64):
-                made = build_with(
-                    NgramEmbeddingManager.from_model,
-                    model=torch.nn.Module(),
-                    model_config=m.model_config,
-                    req_to_token_pool=m.req_to_token_pool,
-                    server_args=SimpleNamespace(chunked_prefill_size=64),
-                    max_running_requests=REQS,
-                    device="cpu",
-                )
-            self.assertEqual(made.table.shape, m.req_to_token_pool.req_to_token.shape)
 
 
 class TestContextLengthStays(AttentionTableCase):
