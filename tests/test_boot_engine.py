@@ -31,7 +31,8 @@ def result(request, tmp_path_factory) -> dict:
     """The JSON of one whole run, with the text it printed."""
     target = tmp_path_factory.mktemp("boot") / "result.json"
     command = [*COMMAND, "--pair", request.param, "--json", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    env = {**os.environ, "COLUMNS": "100"}  # as docs/generate.py
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(target.read_text())
     return {**found, "pair": request.param, "text": done.stdout}
