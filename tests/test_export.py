@@ -212,4 +212,10 @@ def test_main_without_an_anchor(checkout):
 def test_main_with_other_code_around_an_anchor(checkout):
     commit_on_main(checkout, ALLOCATION, "if num_needed_tokens > 0:",
                    "pass\n    if num_needed_tokens > 0:")  # fmt: skip
-    refused(checkout, f"the code around 4 edits is not that of {RELEASE}")
+    around = [
+        edit for pr in STACK.prs for edit in pr.edits
+        if edit.file == ALLOCATION and "alloc_for_spec_decode" in edit.scopes
+        and RELEASE in edit.when
+    ]  # fmt: skip
+    assert around
+    refused(checkout, f"the code around {len(around)} edits is not that of {RELEASE}")
