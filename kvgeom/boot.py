@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from kvgeom import boot_rows, boot_tokens
+from kvgeom import boot_rows
 from kvgeom.boot_specs import Device, Pair, Step, check_device, choose, engine_specs
 from kvgeom.errors import KvgeomError
 
 if TYPE_CHECKING:
     from kvgeom.boot_checks import Claim
     from kvgeom.boot_show import Steps
-    from kvgeom.boot_tokens import Answers
     from kvgeom.cpu_engine import EngineReport, EngineSpec, Session
+    from kvgeom.deployment.published import Answers
     from kvgeom.series import Series
     from kvgeom.tree import Tree
 
@@ -97,6 +97,8 @@ def boot(
     from kvgeom import tree as trees
     from kvgeom.boot_json import as_json, check_target, write
     from kvgeom.boot_show import show_summary
+    from kvgeom.boot_tokens import show as show_tokens
+    from kvgeom.deployment import published as deployments
 
     chosen = choose(step, pair)
     check_device(device, tp)
@@ -109,7 +111,7 @@ def boot(
     stack, found = series.load(), trees.find(tree)
     console = Console(stderr=True, highlight=False)
     reports = run(stack, found, specs, console)
-    answers = boot_tokens.run(stack, found, console) if Step.TOKENS in chosen else None
+    answers = deployments.answers(stack, found, console) if Step.TOKENS in chosen else None
     result = claims(chosen, reports, answers)
     out.print(
         f"SGLang {found.release}, pair {pair}, tp {tp}, dcp {dcp}, with "
@@ -119,7 +121,7 @@ def boot(
     )
     show(out, reports)
     if answers:
-        boot_tokens.show(out, answers)
+        show_tokens(out, answers)
     seconds = time.monotonic() - started
     memory = max((r.peak_rss_mb for r in reports.values()), default=0) / 1024
     out.print(f"{seconds:.0f} s" + (f", {memory:.1f} GiB\n" if memory else "\n"))
@@ -145,12 +147,12 @@ def run(
         copies.setdefault(boot_rows.STACK.get(name), []).append(name)
     steps = [f"copy{_which(last)}" for last in copies]
     steps += [s for last, names in copies.items() for s in (f"import{_which(last)}", *names)]
-    device = specs[next(iter(specs))].device if specs else ""
     reports = {}
     try:
         check_release(str(found.release))
-        if not specs:
+        if not specs:  # the step of the tokens alone
             return reports
+        device = next(iter(specs.values())).device
         with Steps(console, steps) as shown, ExitStack() as held:
             # All of them first: one copy's engines run while the next is imported.
             sessions = {last: _session(stack, found, shown, held, last, device) for last in copies}
@@ -199,6 +201,7 @@ def claims(
 ) -> list[Claim]:
     """What each chosen step came to."""
     from kvgeom import boot_checks as checks
+    from kvgeom.boot_tokens import tokens_claim
 
     check = {
         Step.GEOMETRY: checks.geometry_claim,
@@ -206,7 +209,7 @@ def claims(
         Step.REFUSE: checks.refuse_claim,
         Step.OVERRUN: checks.overrun_claim,
         Step.ROWS: boot_rows.rows_claim,
-        Step.TOKENS: lambda: boot_tokens.tokens_claim(answers),
+        Step.TOKENS: lambda: tokens_claim(answers),
     }
     return [check[step](*(reports[name] for name in _RUNS[step])) for step in chosen]
 

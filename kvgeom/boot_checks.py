@@ -8,9 +8,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from kvgeom.cpu_engine import EngineReport, RankGeometry
+from kvgeom.cpu_engine.spec import AllocatorGeometry, PoolGeometry, ReqToTokenGeometry
 
+if TYPE_CHECKING:
+    from kvgeom.deployment.spec import Pool
+
+REQ_TO_TOKEN = "req_to_token"
 LOGPROB_TOLERANCE = 1e-4
 FULL = 0.97  # of SGLang's own peak token usage
 _MISMATCH = re.compile(
@@ -42,23 +48,31 @@ class Row:
 
 def table(rank: RankGeometry, furthest_column: int) -> list[Row]:
     """The structures of one rank. `furthest_column`: the end of the longest req_to_token write."""
-    allocator, requests = rank.allocator, rank.req_to_token
+    first = allocator_row(rank.allocator)
+    pools = [
+        pool_row(name, pool, "loc", pool.dcp_size, -(-first.reach // pool.dcp_size))
+        for name, pool in (("target pool", rank.target), ("draft pool", rank.draft))
+        if pool is not None
+    ]
+    return [first, *pools, request_row(rank.req_to_token, furthest_column)]
+
+
+def allocator_row(allocator: AllocatorGeometry) -> Row:
+    """The loc space; nothing indexes it."""
     reach = allocator.size + allocator.page_size
-    rows = [Row("allocator", allocator.size, allocator.page_size, None, "", reach, None)]
-    for name, pool in (("target pool", rank.target), ("draft pool", rank.draft)):
-        if pool is None:
-            continue
-        translated = pool.dcp_size > 1
-        index = f"translated (loc // {pool.dcp_size})" if translated else "raw (loc)"
-        end = -(-reach // pool.dcp_size)
-        covers = pool.rows >= end
-        rows.append(Row(name, pool.size, pool.page_size, pool.rows, index, end, covers))
-    covers = requests.width >= furthest_column
-    rows.append(
-        Row("req_to_token", requests.context_len, None, requests.width, "position",
-            furthest_column, covers)
-    )  # fmt: skip
-    return rows
+    return Row("allocator", allocator.size, allocator.page_size, None, "", reach, None)
+
+
+def pool_row(name: str, pool: PoolGeometry | Pool, ids: str, ids_per_row: int, reach: int) -> Row:
+    """A pool that `ids` index, so many of them a row, up to the row `reach`."""
+    index = f"translated ({ids} // {ids_per_row})" if ids_per_row > 1 else f"raw ({ids})"
+    return Row(name, pool.size, pool.page_size, pool.rows, index, reach, pool.rows >= reach)
+
+
+def request_row(requests: ReqToTokenGeometry, end: int) -> Row:
+    """A request's row, with columns up to `end` written."""
+    covers = requests.width >= end
+    return Row(REQ_TO_TOKEN, requests.context_len, None, requests.width, "position", end, covers)
 
 
 def rank_differences(ranks: list[RankGeometry]) -> list[str]:

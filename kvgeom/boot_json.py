@@ -9,7 +9,6 @@ from pathlib import Path
 
 from kvgeom import __version__, boot_checks
 from kvgeom.boot_checks import Claim
-from kvgeom.boot_tokens import Answers
 from kvgeom.cpu_engine import EngineReport
 from kvgeom.deployment import published
 from kvgeom.errors import KvgeomError
@@ -21,7 +20,7 @@ def as_json(
     stack: Series,
     found: Tree,
     reports: dict[str, EngineReport],
-    answers: Answers | None,
+    answers: published.Answers | None,
     result: list[Claim],
     seconds: float,
 ) -> str:

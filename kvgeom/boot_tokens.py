@@ -4,41 +4,16 @@ take what they are charged. By SGLang's configurators, as released and with the 
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from kvgeom.deployment.published import DEPLOYMENTS, EXACT, Side, requests
+from kvgeom.deployment.published import DEPLOYMENTS, EXACT, Side
 
 if TYPE_CHECKING:
     from kvgeom.boot_checks import Claim
-    from kvgeom.deployment.spec import TreePlan
-    from kvgeom.series import Series
-    from kvgeom.tree import Tree
-
-GPU_MEMORY, GPU_ARCH = 141.0, "sm90"  # an H200
-Answers = tuple["list[TreePlan]", "list[TreePlan]"]  # as released, with the series
-
-
-def run(stack: Series, found: Tree, console: Console) -> Answers:
-    """A plan a deployment, of both trees at once."""
-    from kvgeom.boot_show import Steps
-    from kvgeom.boot_tree import patched
-    from kvgeom.deployment.run import ask
-
-    copying, both = "copy", "tokens"
-    asked = requests(GPU_MEMORY, GPU_ARCH)
-    with ExitStack() as held, Steps(console, [copying, both]) as shown:
-        with shown.step(copying) as on_event:
-            copy = held.enter_context(patched(stack, found, lambda text: on_event(copying, text)))
-        with shown.step(both) as on_event, ThreadPoolExecutor(2) as pool:
-            on_event(both, f"SGLang resolves and sizes {len(asked)} deployments")
-            jobs = [pool.submit(ask, tree.package, *asked) for tree in (found, copy)]
-            released, with_series = (job.result() for job in jobs)
-    return released, with_series
+    from kvgeom.deployment.published import Answers
 
 
 def show(out: Console, answers: Answers) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from kvgeom.deployment.spec import GpuArch
+from kvgeom.deployment.spec import GPU_ARCH, GPU_MEMORY, GpuArch
 from kvgeom.errors import KvgeomError
 
 if TYPE_CHECKING:
@@ -38,10 +38,8 @@ def plan(
     ] = False,
     gpu_memory: Annotated[
         float, typer.Option(metavar="GIB", min=1, help="Memory of one GPU; an H200 has 141.")
-    ] = 141.0,
-    gpu_arch: Annotated[
-        GpuArch, typer.Option(help="sm90: Hopper, sm100: Blackwell.")
-    ] = GpuArch.SM90,
+    ] = GPU_MEMORY,
+    gpu_arch: Annotated[GpuArch, typer.Option(help="sm90: Hopper, sm100: Blackwell.")] = GPU_ARCH,
     weights: Annotated[
         float,
         typer.Option(
@@ -94,9 +92,9 @@ def plan(
     target = check_target(svg, "--svg")
     found = trees.find(tree)
     _check_release(found)
+    console = Console(stderr=True, highlight=False)
     if published:
-        asked = deployments.requests(gpu_memory, str(gpu_arch))
-        answers = _plans(asked, series.load(), found)
+        answers = deployments.answers(series.load(), found, console, gpu_memory, str(gpu_arch))
         table = json.dumps(deployments.as_dict(*answers, str(found.package)), indent=2) + "\n"
         print(table if as_json else deployments.markdown(*answers), end="")
         return
@@ -105,7 +103,7 @@ def plan(
     after = server_arguments(arguments)
     arguments = arguments if after is None else after
     request = Request(arguments, gpu_memory, str(gpu_arch), weights)
-    (installed,), (with_series,) = _plans([request], series.load(), found)
+    installed, with_series = _plans(request, series.load(), found, console)
     if as_json:
         answer = shown.as_dict(request, installed, with_series, str(found.package))
         print(json.dumps(answer, indent=2))
@@ -145,26 +143,23 @@ def _check_release(found: Tree) -> None:
 
 
 def _plans(
-    requests: list[Request], stack: Series, found: Tree
-) -> tuple[list[TreePlan], list[TreePlan]]:
-    """What the tree makes of each command as it is, and what a copy with the series does."""
+    request: Request, stack: Series, found: Tree, console: Console
+) -> tuple[TreePlan, TreePlan]:
+    """What the tree makes of the command as it is, and what a copy with the series does."""
     from kvgeom.boot_show import Steps
     from kvgeom.boot_tree import patched
     from kvgeom.deployment.run import ask
 
     steps = first, copying, second = "as it is", "copy", "with the series"
-    console = Console(stderr=True, highlight=False)
     with ExitStack() as held, Steps(console, list(steps)) as shown:
 
-        def asked(name: str, package: Path) -> list[TreePlan]:
+        def asked(name: str, package: Path) -> TreePlan:
             with shown.step(name) as on_event:
                 on_event(name, "SGLang parses, resolves and builds")
-                return ask(package, *requests)
+                return ask(package, request)[0]
 
         installed = asked(first, found.package)
-        for plan, request in zip(installed, requests, strict=True):
-            if not request.capacity:
-                _check_planned(plan)
+        _check_planned(installed)
         with shown.step(copying) as on_event:
             copy = held.enter_context(patched(stack, found, lambda text: on_event(copying, text)))
         return installed, asked(second, copy.package)

@@ -217,8 +217,7 @@ def run_command(monkeypatch, answers, *options: str) -> tuple[int, str]:
 
     from kvgeom.cli import app
 
-    each = [[answer] for answer in answers]
-    monkeypatch.setattr(plan_cli, "_plans", lambda requests, stack, found: each)
+    monkeypatch.setattr(plan_cli, "_plans", lambda request, stack, found, console: answers)
     done = CliRunner().invoke(app, ["plan", *options, "--", "x"])
     return done.exit_code, done.stdout
 

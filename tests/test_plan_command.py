@@ -43,8 +43,8 @@ class Asked(Exception):
     ],
 )
 def test_every_way_to_paste_a_command(words, monkeypatch):
-    def plans(requests, stack, found):
-        raise Asked(requests[0])
+    def plans(request, stack, found, console):
+        raise Asked(request)
 
     monkeypatch.setattr(plan_cli, "_plans", plans)
     done = CliRunner().invoke(app, ["plan", "--weights", "20", *words])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from kvgeom import boot_tokens, boot_tree, plan_cli, series, tree
+from kvgeom import boot_tokens, boot_tree, series, tree
 from kvgeom.deployment import published
 from kvgeom.deployment.published import DEPLOYMENTS, Side
 from kvgeom.deployment.run import ask
@@ -136,7 +136,7 @@ def run_command(monkeypatch, answers, *options: str):
 
     from kvgeom.cli import app
 
-    monkeypatch.setattr(plan_cli, "_plans", lambda requests, stack, found: answers)
+    monkeypatch.setattr(published, "answers", lambda *args: answers)
     return CliRunner().invoke(app, ["plan", *options])
 
 

@@ -6,11 +6,21 @@ parameters at the checkpoint's bytes each, over 8 GPUs; a draft's are not counte
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvgeom import __version__
-from kvgeom.deployment.spec import Request, TreePlan
+from kvgeom.deployment.spec import GPU_ARCH, GPU_MEMORY, Request, TreePlan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvgeom.series import Series
+    from kvgeom.tree import Tree
+
+Answers = tuple[list[TreePlan], list[TreePlan]]  # as released, with the series
 
 _CHAIN = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
 _DRAFT = "--speculative-draft-model-path"
@@ -66,6 +76,30 @@ def requests(gpu_memory: float, gpu_arch: str) -> list[Request]:
         Request(d.arguments.split(), gpu_memory, gpu_arch, d.weights, capacity=True)
         for d in DEPLOYMENTS
     ]
+
+
+def answers(
+    stack: Series,
+    found: Tree,
+    console: Console,
+    gpu_memory: float = GPU_MEMORY,
+    gpu_arch: str = str(GPU_ARCH),
+) -> Answers:
+    """A plan a deployment, of both trees at once."""
+    from kvgeom.boot_show import Steps
+    from kvgeom.boot_tree import patched
+    from kvgeom.deployment.run import ask
+
+    copying, both = "copy", "tokens"
+    asked = requests(gpu_memory, gpu_arch)
+    with ExitStack() as held, Steps(console, [copying, both]) as shown:
+        with shown.step(copying) as on_event:
+            copy = held.enter_context(patched(stack, found, lambda text: on_event(copying, text)))
+        with shown.step(both) as on_event, ThreadPoolExecutor(2) as pool:
+            on_event(both, f"SGLang resolves and sizes {len(asked)} deployments")
+            jobs = [pool.submit(ask, tree.package, *asked) for tree in (found, copy)]
+            released, with_series = (job.result() for job in jobs)
+    return released, with_series
 
 
 @dataclass(frozen=True)

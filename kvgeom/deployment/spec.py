@@ -15,6 +15,9 @@ class GpuArch(StrEnum):
     SM100 = "sm100"
 
 
+GPU_MEMORY, GPU_ARCH = 141.0, GpuArch.SM90  # GiB; an H200
+
+
 @dataclass(frozen=True)
 class Request:
     """One launch command. Memory is GiB of one GPU; `weights` is what weights take of it.

@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvgeom.boot_checks import Row
+from kvgeom.boot_checks import REQ_TO_TOKEN, Row, allocator_row, pool_row, request_row
 from kvgeom.deployment.spec import HOST_SLOT, Pool, TreePlan
-
-ROW = "req_to_token"
 
 
 class Word(StrEnum):
@@ -50,18 +48,11 @@ def rows(plan: TreePlan) -> list[Row]:
     """The allocator, and every structure that a loc or a position indexes."""
     if plan.geometry is None:
         return []
-    allocator, requests = plan.geometry.allocator, plan.geometry.req_to_token
-    reach = allocator.size + allocator.page_size
-    made = [Row("allocator", allocator.size, allocator.page_size, None, "", reach, None)]
-    for pool in plan.geometry.pools:
-        shared = pool.ids_per_row > 1
-        index = f"translated ({pool.ids} // {pool.ids_per_row})" if shared else f"raw ({pool.ids})"
-        covers = pool.rows >= pool.reach
-        made.append(Row(pool.name, pool.size, pool.page_size, pool.rows, index, pool.reach, covers))
-    context, end = requests.context_len, plan.row_use.ends_at
-    covers = requests.width >= end
-    made.append(Row(ROW, context, None, requests.width, "position", end, covers))
-    page = plan.settings["page_size"]
+    built, page = plan.geometry, plan.settings["page_size"]
+    context = built.req_to_token.context_len
+    made = [allocator_row(built.allocator)]
+    made += [pool_row(p.name, p, p.ids, p.ids_per_row, p.reach) for p in built.pools]
+    made.append(request_row(built.req_to_token, plan.row_use.ends_at))
     for table in plan.tables:
         covers = table.columns >= table.ends_at
         made.append(
@@ -114,7 +105,7 @@ def _fault(plan: TreePlan, row: Row) -> str:
     pool = plan.geometry.pool(row.structure)
     if pool is not None:
         return _pool_fault(pool)
-    return (_row_fault if row.structure == ROW else _table_fault)(plan, row)
+    return (_row_fault if row.structure == REQ_TO_TOKEN else _table_fault)(plan, row)
 
 
 def _pool_fault(pool: Pool) -> str:
