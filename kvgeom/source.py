@@ -63,34 +63,45 @@ class Source:
     def with_swaps(self, swaps: dict[Found, object]) -> Source:
         """The file with each found node replaced by a node or a FlattenSentinel of nodes.
 
-        Only the functions and statements around them are printed, and spliced into the bytes.
+        Only the statements around them are printed, and spliced into the bytes.
         """
         via = {id(a) for found in swaps for a in ancestors(found.chain)}
         swap = _Swap({id(found.node): new for found, new in swaps.items()}, via)
-        units = {id(u.node): u for u in map(_unit, swaps)}.values()
-        new = {id(u.node): u.node.visit(swap) for u in units}
+        eol, encoding = self.module.default_newline, self.module.encoding
+        text = eol + self.raw.decode(encoding)
+        units = [self._unit(found, text) for found in swaps]
+        known = {id(unit.node) for unit, _ in units}
+        units = [u for u in units if not any(id(a) in known for a in ancestors(u[0].chain))]
+        new = {id(unit.node): unit.node.visit(swap) for unit, _ in units}
         module = self.module.visit(_Swap(new, via))
-        eol, spliced = self.module.default_newline, True
-        text = eol + self.raw.decode(self.module.encoding)
-        for unit in units:
-            indent, nodes = self.indent_of(unit.chain), new[id(unit.node)]
-            nodes = list(nodes) if isinstance(nodes, cst.FlattenSentinel) else [nodes]
-            old_text = eol + self._print([unit.node], indent)
-            spliced = spliced and text.count(old_text) == 1
-            text = text.replace(old_text, eol + self._print(nodes, indent))
-        if spliced:
-            raw = text[len(eol) :].encode(self.module.encoding)
-            return Source(module, raw, self.pristine)
-        if self.module.bytes != self.raw:
-            raise Problem("LibCST does not print this file back byte for byte")
-        return Source(module, module.bytes, self.pristine)
+        if not all(old for _, old in units):
+            if self.module.bytes != self.raw:
+                raise Problem("LibCST does not print this file back byte for byte")
+            return Source(module, module.bytes, self.pristine)
+        places = {text.index(old): (unit, old) for unit, old in units}
+        for at, (unit, old) in sorted(places.items(), reverse=True):
+            text = text[:at] + self._print(unit, new[id(unit.node)]) + text[at + len(old) :]
+        return Source(module, text[len(eol) :].encode(encoding), self.pristine)
 
-    def _print(self, statements: list[cst.BaseStatement], indent: str) -> str:
-        """Statements as they stand at `indent` in this file."""
-        if not indent:
-            return "".join(map(self.module.code_for_node, statements))
-        text = self.module.code_for_node(cst.IndentedBlock(body=statements, indent=indent))
-        return text[len(self.module.default_newline) :]  # the line end that opens a block
+    def _unit(self, found: Found, text: str) -> tuple[Found, str]:
+        """The innermost statement around a node that stands once in the file's text, and how it
+        stands there; the outermost and "" where none does."""
+        at = found
+        while at.chain:
+            at, found = Found(*at.chain), at
+            if isinstance(at.node, Block):
+                unit, old = found, self._print(found, found.node)
+                if text.find(old) == text.rfind(old) != -1:  # neighbours share a line end
+                    return unit, old
+        return unit, ""
+
+    def _print(self, found: Found, new: object) -> str:
+        """`new` in the place of a found statement, from the line end before it."""
+        statements = list(new) if isinstance(new, cst.FlattenSentinel) else [new]
+        indent, eol = self.indent_of(found.chain), self.module.default_newline
+        if not indent or not statements:
+            return eol + "".join(map(self.module.code_for_node, statements))
+        return self.module.code_for_node(cst.IndentedBlock(body=statements, indent=indent))
 
     def prints_as_meant(self, found: Found, new: cst.CSTNode) -> bool:
         """Whether `new` in the place of `found` reads back as itself, with no parentheses added."""
@@ -226,21 +237,6 @@ class Source:
             return list(parsed.body[0].body.body)
         first = parsed.body[0]
         return [with_leading(first, [*parsed.header, *first.leading_lines]), *parsed.body[1:]]
-
-
-def _unit(found: Found) -> Found:
-    """The outermost function, or the statement of a module or class body, around a node."""
-    path, chain = [found], found.chain
-    while chain:
-        path.append(Found(*chain))
-        chain = chain[1]
-    path.reverse()  # the module, then each class and its block
-    at = 1
-    while at + 2 < len(path) and isinstance(path[at].node, cst.ClassDef):
-        if not isinstance(path[at + 1].node, cst.IndentedBlock):  # a decorator, a base class
-            break
-        at += 2
-    return path[at]
 
 
 class _Swap(cst.CSTTransformer):
