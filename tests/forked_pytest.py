@@ -1,7 +1,6 @@
 """pytest in a process forked from one that has imported what every SGLang imports.
 
-Those imports are most of a short run's time. No SGLang, and nothing that releases need in different
-versions, is among them.
+Those imports are most of a short run's time. No SGLang is among them.
 """
 
 from __future__ import annotations
@@ -11,25 +10,40 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest.mock import patch
 
-IMPORTS = ("torch", "torchvision", "cutlass", "flashinfer", "openai", "fastapi", "scipy.stats")
+IMPORTS = (
+    "pytest", "torch", "torchvision", "torch._inductor.compile_fx",
+    "torch._dynamo.repro.after_dynamo", "triton_kernels.tensor", "cutlass", "flashinfer.comm",
+    "openai", "fastapi", "scipy.stats", "datasets", "aiohttp.web", "gguf", "IPython",
+)  # fmt: skip
+# Older releases bring their own: the server that has these is not for them.
+WITH_TRANSFORMERS = (
+    *IMPORTS, "transformers", "transformers.configuration_utils",
+    "transformers.models.llama.modeling_llama", "compressed_tensors", "xgrammar",
+)  # fmt: skip
 # Read when they are imported. Threads that spin would take the other core.
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+_SERVERS = {imports: forkserver.ForkServer() for imports in (IMPORTS, WITH_TRANSFORMERS)}
 _STARTING = threading.Lock()
 
 
-def run(arguments: list[str], *, cwd: Path, path: Iterable[Path], log: Path) -> None:
+def run(arguments: list[str], *, cwd: Path, path: Sequence[Path], log: Path) -> None:
     """`python -m pytest` in `cwd`, with the folders `path` first on sys.path; output to `log`."""
+    imports = WITH_TRANSFORMERS if len(path) == 1 else IMPORTS
+    server = _SERVERS[imports]
+    server.set_forkserver_preload([*imports])
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*IMPORTS])
-    with _STARTING, patch.dict(os.environ, ENVIRONMENT):
-        forkserver.ensure_running()
     process = context.Process(target=_run, args=(arguments, str(cwd), [*map(str, path)], str(log)))
-    process.start()
+    with (
+        _STARTING,
+        patch.dict(os.environ, ENVIRONMENT),
+        patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process),
+    ):
+        process.start()
     process.join()
 
 
@@ -39,8 +53,7 @@ def _run(arguments: list[str], cwd: str, path: list[str], log: str) -> None:
     os.dup2(output, 2)
     for name in [n for n in os.environ if n.startswith("PYTEST_")]:  # the caller's, not these
         del os.environ[name]
-    os.environ |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
-    sys.dont_write_bytecode = True
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
     sys.path[:] = [*path, *(p for p in sys.path if p != str(Path(__file__).parent))]
     os.chdir(cwd)
     _quicken_interpreter()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import forked_pytest
+from conftest import linked_copy
 from packaging.specifiers import SpecifierSet
 
-from kvgeom import series
+from kvgeom import actions, series, tree
 
 STACK = series.load()
 UNIT = "test/registered/unit/"  # the others need GPUs
+IDS = [pr.id for pr in STACK.prs]
 PRS = [pr.id for pr in STACK.prs if any(f.startswith(UNIT) for f in pr.files)]
 
 # Minutes each, and run once: a sweep of its class (tree, chain, block, n-gram) stays.
@@ -92,20 +95,49 @@ def node_ids(*pr_ids: str, release: str = "") -> dict[str, str]:
     return found
 
 
-def outcomes(
-    root: Path, nodes: Iterable[str], *, before: Iterable[Path] = ()
-) -> dict[str, str | None]:
-    """The test functions of `nodes` on the SGLang in `root`: None where they pass, else what they
-    say. `before`: folders whose packages come before the environment's."""
-    report, log = (root.parent / f"{root.name}.{kind}" for kind in ("xml", "log"))
-    options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "--rootdir=/", "-c", os.devnull]
-    arguments = [*options, f"--junit-xml={report}", *nodes]
-    forked_pytest.run(arguments, cwd=root, path=(root, *before), log=log)
-    assert report.is_file(), log.read_text()[-3000:]
-    found: dict[str, str | None] = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        bad = [e for e in case if e.tag in ("failure", "error", "skipped")]
-        said = "\n".join((e.get("message") or "") + (e.text or "") for e in bad)
-        found[case.get("name")] = said or found.get(case.get("name"))
-    assert found, log.read_text()[-3000:]
-    return found
+class Tree:
+    """A private copy of a released SGLang, in `folder`, in one state of the series after another.
+
+    `before`: folders whose packages come before the environment's.
+    """
+
+    def __init__(self, folder: Path, target: Path, before: Sequence[Path] = ()):
+        self.folder, self.before = folder, before
+        self.root = linked_copy(folder, target)
+        self.package = tree.find(self.root)
+        self.prs = actions.planned(STACK, self.package, None).prs
+        self.written: dict[str, bytes] = {}
+
+    def become(self, edited: int, added: int) -> None:
+        """Take on the edits of the first `edited` PRs, the files that the first `added` ones add,
+        and nothing else of the series."""
+        wanted: dict[str, bytes] = {}
+        for number, pr in enumerate(self.prs, start=1):
+            for path, (released, after) in pr.changes.items():
+                if number <= (added if released is None else edited):
+                    wanted[path] = after
+        for path in {p for p, _ in wanted.items() ^ self.written.items()}:
+            target = self.package.path(path)
+            target.unlink(missing_ok=True)  # the file of the release is linked to others
+            if path in wanted:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(wanted[path])
+            elif (released := self.folder / target.relative_to(self.root)).exists():
+                shutil.copy2(released, target)
+        self.written = wanted
+
+    def outcomes(self, nodes: Iterable[str]) -> dict[str, str | None]:
+        """The test functions of `nodes`: None where they pass, else what they say."""
+        report, log = (self.root.with_suffix(kind) for kind in (".xml", ".log"))
+        report.unlink(missing_ok=True)
+        options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "--rootdir=/", "-c", os.devnull]
+        arguments = [*options, f"--junit-xml={report}", *nodes]
+        forked_pytest.run(arguments, cwd=self.root, path=(self.root, *self.before), log=log)
+        assert report.is_file(), log.read_text()[-3000:]
+        found: dict[str, str | None] = {}
+        for case in ElementTree.parse(report).iter("testcase"):
+            bad = [e for e in case if e.tag in ("failure", "error", "skipped")]
+            said = "\n".join((e.get("message") or "") + (e.text or "") for e in bad)
+            found[case.get("name")] = said or found.get(case.get("name"))
+        assert found, log.read_text()[-3000:]
+        return found

@@ -3,14 +3,11 @@ the PR's edits left out (the PRs below it applied), pass with them, and with the
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
-
 import pytest
 from conftest import RELEASE, linked_installation
-from in_tree import LONG, PRS, STACK, node_ids, outcomes
+from in_tree import IDS, LONG, PRS, Tree, node_ids
 
-from kvgeom import actions, tree
+from kvgeom.plan import PrState
 
 # Which tests of a PR fail without its edits, and what the failure says.
 RED = {
@@ -146,38 +143,40 @@ RED = {
 }
 
 
-def patched(tmp_path: Path, upto: str, *, edits: bool) -> Path:
-    """A private copy of the installed SGLang with the PRs up to `upto`, whose own edits stay out
-    unless `edits`."""
-    root = linked_installation(tmp_path / "tree")
-    part = STACK.upto(upto)
-    if not edits:
-        last = dataclasses.replace(part.prs[-1], edits=())
-        part = dataclasses.replace(part, prs=(*part.prs[:-1], last))
-    actions.apply(part, tree.find(root), dry_run=False, wait_s=5, say=lambda text: None)
-    return root
+@pytest.fixture(scope="module")
+def sglang(tmp_path_factory) -> Tree:
+    folder = linked_installation(tmp_path_factory.mktemp("installed"))
+    return Tree(folder, tmp_path_factory.mktemp("in_tree") / "tree")
 
 
-def test_green_with_the_whole_stack(tmp_path):
-    """No later PR breaks an earlier one's tests; the long ones run at their own PR, below."""
-    whole = patched(tmp_path, STACK.prs[-1].id, edits=True)
-    nodes = node_ids(*PRS, release=RELEASE)
-    found = outcomes(whole, [at for name, at in nodes.items() if name not in LONG])
-    assert {name: said for name, said in found.items() if said} == {}
-
-
-@pytest.mark.parametrize("pr", PRS)
-def test_green_as_a_commit(pr, tmp_path):
-    """As `kvgeom export` commits it: on the PRs below it, and without those above."""
-    nodes = node_ids(pr, release=RELEASE)
-    found = outcomes(patched(tmp_path, pr, edits=True), nodes.values())
-    assert found == dict.fromkeys(nodes)
-
-
-@pytest.mark.parametrize("pr", PRS)
-def test_red_without_its_edits(pr, tmp_path):
-    found = outcomes(patched(tmp_path, pr, edits=False), node_ids(pr, release=RELEASE).values())
+@pytest.mark.parametrize("pr", [pr for pr in PRS if RED[pr]])
+def test_red_without_its_edits(sglang, pr):
+    above = IDS.index(pr)
+    sglang.become(edited=above, added=above + 1)
+    found = sglang.outcomes(node_ids(pr, release=RELEASE).values())
     failing = {name for name, said in found.items() if said}
     assert failing == set(RED[pr])
     for name, words in RED[pr].items():
         assert words in found[name], found[name][-2000:]
+
+
+@pytest.mark.parametrize("pr", PRS[:-1])  # the last one's commit is the whole stack
+def test_green_as_a_commit(sglang, pr):
+    """As `kvgeom export` commits it: on the PRs below it, and without those above."""
+    number = IDS.index(pr) + 1
+    sglang.become(edited=number, added=number)
+    nodes = node_ids(pr, release=RELEASE)
+    assert sglang.outcomes(nodes.values()) == dict.fromkeys(nodes)
+
+
+def test_only_what_is_upstream_has_no_red_case(sglang):
+    upstream = [pr.pr.id for pr in sglang.prs if pr.state is PrState.UPSTREAM]
+    assert [pr for pr in PRS if not RED[pr]] == upstream
+
+
+def test_green_with_the_whole_stack(sglang):
+    """No later PR breaks an earlier one's tests; the long ones run at their own PR, above."""
+    sglang.become(edited=len(IDS), added=len(IDS))
+    nodes = node_ids(*PRS, release=RELEASE)
+    found = sglang.outcomes(at for name, at in nodes.items() if name not in LONG)
+    assert {name: said for name, said in found.items() if said} == {}

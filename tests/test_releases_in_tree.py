@@ -4,14 +4,11 @@ test_in_tree.py; the older ones leave out what they lack and the long sweeps."""
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from conftest import RELEASE, linked_copy, snapshot
-from in_tree import LONG, ONLY, PRS, STACK, node_ids, outcomes
+from in_tree import IDS, LONG, ONLY, PRS, STACK, Tree, node_ids
 from packaging.specifiers import SpecifierSet
 from test_in_tree import RED as NEWEST_RED
 
@@ -42,30 +39,10 @@ RED = {
 }
 
 
-def patched(release: str, root: Path, *, edits: int) -> Path:
-    """A hard-linked copy of a release with every file that the PRs add, and the edits of the first
-    `edits` PRs."""
-    linked_copy(releases.tree(release), root)
-    prs = [
-        pr if at < edits else dataclasses.replace(pr, edits=())
-        for at, pr in enumerate(map(STACK.pr, PRS))
-    ]
-    part = dataclasses.replace(STACK, prs=tuple(prs))
-    actions.apply(part, tree.find(root), dry_run=False, wait_s=5, say=lambda text: None)
-    return root
-
-
 def runnable(release: str, *pr_ids: str) -> dict[str, str]:
     """The tests of some PRs that this release can run, and their node ids."""
     nodes = node_ids(*pr_ids, release=release)
     return {name: at for name, at in nodes.items() if name not in LONG}
-
-
-def run(release: str, root: Path, edits: int, nodes: dict[str, str]) -> dict[str, str | None]:
-    before = releases.import_path(release)
-    found = outcomes(patched(release, root, edits=edits), nodes.values(), before=before)
-    shutil.rmtree(root)
-    return found
 
 
 @pytest.mark.parametrize("release", EVERY)
@@ -89,26 +66,24 @@ def test_the_left_out_tests_exist():
 
 @pytest.mark.parametrize("release", OLDER)
 def test_green_with_the_stack_red_without(release, tmp_path):
-    """Three trees, two at a time: all edits, no edits, and those of the first PR, which the tests
-    of the later ones need to say what they themselves lack."""
+    """Three states, with every file that the stack adds: no edits, those of the first PR, which the
+    tests of the later ones need to say what they themselves lack, and all edits."""
     green = runnable(release, *PRS)
     red = {name: green[name] for name, (_, when) in RED.items() if release in SpecifierSet(when)}
-    first = node_ids(PRS[0])
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [
-            pool.submit(run, release, tmp_path / "all", len(PRS), green),
-            pool.submit(run, release, tmp_path / "one", 1, {n: red[n] for n in red.keys() - first}),
-            pool.submit(
-                run, release, tmp_path / "none", 0, {n: red[n] for n in red.keys() & first}
-            ),
-        ]
-        with_all, with_one, with_none = (job.result() for job in jobs)
-    assert {name: said for name, said in with_all.items() if said} == {}
-    assert with_all.keys() == green.keys()
-    for name, said in {**with_one, **with_none}.items():
-        words, _ = RED[name]
-        known = said and any(part in said for part in words.split("|"))
-        assert known, f"{name} on {release}: {(said or 'passes')[-1500:]}"
+    first = red.keys() & node_ids(PRS[0])
+    folder, *before = releases.import_path(release)
+    sglang = Tree(folder, tmp_path / release, before)
+    for edited, names in ((0, first), (1, red.keys() - first)):
+        sglang.become(edited=edited, added=len(IDS))
+        for name, said in sglang.outcomes(red[name] for name in names).items():
+            words, _ = RED[name]
+            known = said and any(part in said for part in words.split("|"))
+            assert known, f"{name} on {release}: {(said or 'passes')[-1500:]}"
+    sglang.become(edited=len(IDS), added=len(IDS))
+    found = sglang.outcomes(green.values())
+    assert {name: said for name, said in found.items() if said} == {}
+    assert found.keys() == green.keys()
+    shutil.rmtree(sglang.root)
 
 
 @pytest.mark.parametrize("pr_id", PRS)

@@ -17,10 +17,10 @@ from packaging.version import Version
 from test_tree_apply import apply, revert
 from test_tree_kill import killed_at
 
-from kvgeom import actions, series, tree
+from kvgeom import actions, series, skeleton, tree
 from kvgeom.actions import TreeState
 from kvgeom.errors import KvgeomError
-from kvgeom.plan import PrState
+from kvgeom.plan import Plan, PrState
 from kvgeom.source import Source
 
 STACK = series.load(REPOSITORY)
@@ -109,18 +109,23 @@ def test_there_and_back(root, tmp_path):
     assert snapshot(root) == pristine
 
 
-def test_the_diffs_of_the_prs_make_the_whole(root):
-    found = actions.status(STACK, tree.find(root))
+@pytest.fixture(scope="module")
+def plan(released) -> Plan:
+    """The stack on the release, whatever is applied: it is planned from the saved originals."""
+    return actions.planned(STACK, tree.find(released), None)
+
+
+def test_the_diffs_of_the_prs_make_the_whole(plan):
     at: dict[str, bytes | None] = {}
-    for pr in found.plan.prs:
+    for pr in plan.prs:
         for path, (before, after) in pr.changes.items():
             assert at.get(path, before) == before
             at[path] = after
-    assert at == {path: after for path, (_, after) in found.plan.changes.items()}
+    assert at == {path: after for path, (_, after) in plan.changes.items()}
 
 
-def test_every_pr_has_something_to_do_here(root):
-    states = {p.pr.id: p.state for p in actions.status(STACK, tree.find(root)).plan.prs}
+def test_every_pr_has_something_to_do_here(plan):
+    states = {p.pr.id: p.state for p in plan.prs}
     assert not {PrState.APPLIED, PrState.PARTLY} & {*states.values()}
     assert PrState.NOT_APPLIED in states.values()
 
@@ -130,16 +135,17 @@ def test_the_lock_agrees_with_the_release(root):
 
 
 @pytest.mark.parametrize("file", EDITED)
-def test_edited_files_print_back(released, file):
-    path = released / file.removeprefix("python/")
-    assert Source.parse(path.read_bytes()).module.bytes == path.read_bytes()
+def test_what_is_parsed_prints_back(released, file):
+    raw = (released / file.removeprefix("python/")).read_bytes()
+    edits = [e for pr in STACK.prs for e in pr.edits if e.file == file]
+    assert Source.parse(raw, edits).module.bytes == skeleton.of(raw, edits)
 
 
 @pytest.mark.parametrize("steps_a_file", [0.1, 1, 6, 8])
-def test_a_kill_on_the_release(root, steps_a_file):
+def test_a_kill_on_the_release(root, plan, steps_a_file, monkeypatch):
+    monkeypatch.setattr(actions, "planned", lambda *_: plan)
     pristine = snapshot(root)
-    changes = actions.status(STACK, tree.find(root)).plan.changes
-    step = max(1, int(steps_a_file * len(changes)))
+    step = max(1, int(steps_a_file * len(plan.changes)))
     assert killed_at(step, lambda: apply(STACK, root))
     found = actions.status(STACK, tree.find(root))
     assert (found.state is TreeState.HALF) == (found.manifest is not None)
@@ -191,7 +197,8 @@ def test_every_edited_file_changed_by_an_update_is_told(root):
                 assert f"{edit.file}: edit '{edit.id}'" in caught.value.message
 
 
-def test_a_patched_package_may_be_copied_elsewhere(root):
+def test_a_patched_package_may_be_copied_elsewhere(root, plan, monkeypatch):
+    monkeypatch.setattr(actions, "planned", lambda *_: plan)
     apply(STACK, root)
     shutil.copytree(root / "sglang", root / "moved" / "sglang")
     status = run(root / "moved" / "sglang", "status", "--json")
