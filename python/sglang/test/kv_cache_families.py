@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 from typing import Callable, Iterator, NamedTuple, Optional
+from unittest.mock import patch
 
+import msgspec
 import torch
 
 import sglang.srt.mem_cache.unified_memory_pool as unified_memory_pool
@@ -47,6 +50,8 @@ _MAMBA = {
     "speculative_num_draft_tokens": None,
     "disable_overlap_schedule": True,
 }
+# Evaluates the annotations of a class, the same ones at every publish.
+_FIELDS_OF = functools.cache(msgspec.structs.fields)
 _SWA_HEADS = {"swa_head_num": 1, "swa_head_dim": 4, "swa_v_head_dim": 4}
 
 
@@ -68,6 +73,7 @@ def topology(
 ) -> Iterator[None]:
     """Publish a server whose decode context is split `dcp_size` ways."""
     with (
+        patch.object(msgspec.structs, "fields", _FIELDS_OF),
         get_context().override_server_args(
             device="cpu",
             tp_size=tp_size,

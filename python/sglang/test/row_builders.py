@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from types import SimpleNamespace
 from typing import Callable, Iterator, NamedTuple, Optional
 
 import torch
 
+from sglang.srt import runtime_context
 from sglang.srt.configs.mamba_utils import (
     Mamba2CacheParams,
     Mamba2StateDType,
@@ -19,8 +21,10 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import (
     get_disagg,
+    get_parallel,
     get_schedule,
     get_server_args,
+    get_spec,
 )
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.test.kv_cache_families import topology
@@ -53,13 +57,7 @@ def known(*shapes: Shape) -> list[Shape]:
 @contextlib.contextmanager
 def configured(shape: Shape, *, page_size: int, dcp_size: int = 1) -> Iterator[None]:
     """Publish `shape`, with the pages of one server."""
-    fields = {
-        "attention_backend": "triton",
-        "speculative_algorithm": shape.algorithm,
-        "speculative_num_steps": shape.steps,
-        "speculative_eagle_topk": shape.topk,
-        "speculative_num_draft_tokens": shape.draft_tokens,
-    }
+    fields = {"attention_backend": "triton", **_spec_fields(shape)}
     with (
         topology(dcp_size, page_size, tp_size=1, **fields),
         get_schedule().override(max_mamba_cache_size=8),
@@ -67,6 +65,32 @@ def configured(shape: Shape, *, page_size: int, dcp_size: int = 1) -> Iterator[N
         yield
 
 
+@contextlib.contextmanager
+def reshaped(shape: Shape) -> Iterator[None]:
+    """As `configured` with the pages that are published: cheaper than a publish."""
+    if not hasattr(runtime_context, "max_speculative_num_draft_tokens"):
+        # This SGLang reads the shape off its arguments.
+        dcp_size = get_parallel().attn_dcp_size
+        with configured(shape, page_size=get_schedule().page_size, dcp_size=dcp_size):
+            yield
+        return
+    leaves = _spec_fields(shape)
+    if "max_speculative_num_draft_tokens" in get_spec():
+        leaves["max_speculative_num_draft_tokens"] = shape.draft_tokens
+    with get_spec().override(**leaves):
+        yield
+
+
+def _spec_fields(shape: Shape) -> dict:
+    return {
+        "speculative_algorithm": shape.algorithm,
+        "speculative_num_steps": shape.steps,
+        "speculative_eagle_topk": shape.topk,
+        "speculative_num_draft_tokens": shape.draft_tokens,
+    }
+
+
+@functools.cache
 def _mamba_params() -> Mamba2CacheParams:
     shape = Mamba2StateShape.create(
         tp_world_size=1,
@@ -144,22 +168,28 @@ def target_configurator(
 Built = tuple[ReqToTokenPool, BaseTokenToKVPoolAllocator]
 
 
+@functools.cache
+def _swa_pool(tokens: int, page_size: int) -> SWAKVPool:
+    """For one allocator at a time: each registers its own mapping."""
+    return SWAKVPool(
+        size=tokens,
+        size_swa=tokens,
+        page_size=page_size,
+        dtype=torch.float16,
+        head_num=1,
+        head_dim=1,
+        swa_attention_layer_ids=[0],
+        full_attention_layer_ids=[1],
+        device="cpu",
+    )
+
+
 def _separate(configurator: KVCacheConfigurator, tokens: int, reqs: int) -> Built:
     """Rows, then the allocator beside them, as `_init_pools` builds a target's."""
     rows = configurator._build_req_to_token_pool(max_num_reqs=reqs)
     pool = None
     if configurator.is_hybrid_swa:
-        pool = SWAKVPool(
-            size=tokens,
-            size_swa=tokens,
-            page_size=get_schedule().page_size,
-            dtype=torch.float16,
-            head_num=1,
-            head_dim=1,
-            swa_attention_layer_ids=[0],
-            full_attention_layer_ids=[1],
-            device="cpu",
-        )
+        pool = _swa_pool(tokens, get_schedule().page_size)
     sizes = SimpleNamespace(
         max_total_num_tokens=tokens,
         full_max_total_num_tokens=tokens,

@@ -25,7 +25,7 @@ from sglang.test.decode_prepare import (
     rebuild_compact_rows,
     tree_cache,
 )
-from sglang.test.row_builders import BUILDERS, Shape, configured, known
+from sglang.test.row_builders import BUILDERS, Shape, configured, known, reshaped
 
 register_cpu_ci(est_time=60, suite="base-a-test-cpu")
 
@@ -43,6 +43,14 @@ FUSED = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
 def max_committed_len(context_len):
     # test_decode_commit_bound.py takes it from the scheduler's loops.
     return context_len - 4
+
+
+COMMITTED = range(1, max_committed_len(max(CONTEXT_LENS)) + 1)
+
+
+def pages_of(case):
+    (_, page_size, dcp_size, _), _ = case
+    return page_size, dcp_size
 
 
 def eagle(algorithm, all_steps, tree_draft_tokens):
@@ -66,29 +74,37 @@ class TestRowsHoldEveryAllocation(CustomTestCase):
     """Every committed length; the real prepare of the algorithm, the real builders."""
 
     def sweep(self, shapes):
-        num_cases, overruns, wasted = 0, [], []
-        for shape, page_size, dcp_size in itertools.product(shapes, PAGES, DCP_SIZES):
-            fused = shape.topk == 1 and shape.algorithm in FUSED
-            builders = SEPARATE + UNIFIED if fused else SEPARATE
-            with configured(shape, page_size=page_size, dcp_size=dcp_size):
-                for context_len in CONTEXT_LENS:
-                    committed = range(1, max_committed_len(context_len) + 1)
-                    ends = {}
-                    for builder in builders:
-                        rows, allocator = BUILDERS[builder](context_len, 1024, 4)
-                        page = allocator.page_size
-                        if page not in ends:
-                            ends[page] = max(allocated_ends(committed, page_size=page))
-                        width = rows.req_to_token.shape[1]
-                        # The guard of the row write reads this one.
-                        self.assertEqual(rows.max_context_len, width)
-                        case = (*shape, page_size, dcp_size, builder, context_len)
-                        num_cases += len(committed)
-                        if ends[page] > width:
-                            overruns.append((ends[page] - width, case))
-                        if width > max(ends[page], context_len + 4) + page - 1:
-                            wasted.append((width - ends[page], case))
-        self.report(shape.algorithm, num_cases, overrun=overruns, waste=wasted)
+        shapes = list(shapes)
+        self.num_cases, self.overruns, self.wasted = 0, [], []
+        for page_size, dcp_size in itertools.product(PAGES, DCP_SIZES):
+            with configured(shapes[0], page_size=page_size, dcp_size=dcp_size):
+                for shape in shapes:
+                    with reshaped(shape):
+                        self.check(shape, page_size, dcp_size)
+        found = {"overrun": self.overruns, "waste": self.wasted}
+        self.report(shapes[0].algorithm, self.num_cases, **found)
+
+    def check(self, shape, page_size, dcp_size):
+        fused = shape.topk == 1 and shape.algorithm in FUSED
+        builders = SEPARATE + UNIFIED if fused else SEPARATE
+        # Of every committed length; a shorter context has the first of them.
+        ends = {}
+        for context_len, builder in itertools.product(CONTEXT_LENS, builders):
+            rows, allocator = BUILDERS[builder](context_len, 1024, 4)
+            page = allocator.page_size
+            if page not in ends:
+                ends[page] = allocated_ends(COMMITTED, page_size=page)
+            num_committed = max_committed_len(context_len)
+            end = max(ends[page][:num_committed])
+            width = rows.req_to_token.shape[1]
+            # The guard of the row write reads this one.
+            self.assertEqual(rows.max_context_len, width)
+            case = (*shape, page_size, dcp_size, builder, context_len)
+            self.num_cases += num_committed
+            if end > width:
+                self.overruns.append((end - width, case))
+            if width > max(end, context_len + 4) + page - 1:
+                self.wasted.append((width - end, case))
 
     def report(self, name, num_cases, **found):
         counts = ", ".join(f"{what} {len(cases)}" for what, cases in found.items())
@@ -128,13 +144,18 @@ class TestRealWrites(CustomTestCase):
 
     def writes(self, shapes, builders):
         num_cases, spilled, lost = 0, [], []
-        for shape, page_size, dcp_size in itertools.product(shapes, PAGES, (1, 8)):
-            with configured(shape, page_size=page_size, dcp_size=dcp_size):
-                for builder in builders:
-                    context_len = CONTEXT_LENS[num_cases % 2]
+        cases = zip(
+            itertools.product(shapes, PAGES, (1, 8), builders),
+            itertools.cycle(CONTEXT_LENS),
+        )
+        cases = sorted(cases, key=pages_of)
+        for (page_size, dcp_size), served in itertools.groupby(cases, pages_of):
+            with configured(shapes[0], page_size=page_size, dcp_size=dcp_size):
+                for (shape, *_, builder), context_len in served:
                     at = max_committed_len(context_len)
-                    built = BUILDERS[builder](context_len, 16384, 4)
-                    done = prepare_and_release(*built, (at, at - 1, at - page_size))
+                    with reshaped(shape):
+                        built = BUILDERS[builder](context_len, 16384, 4)
+                        done = prepare_and_release(*built, (at, at - 1, at - page_size))
                     case = (*shape, page_size, dcp_size, builder, context_len)
                     num_cases += 3
                     if done.spilled:
