@@ -3,6 +3,7 @@
 req_to_token rows are sized from this bound.
 """
 
+import functools
 import os
 import unittest
 
@@ -28,8 +29,10 @@ DSPARK = (Shape("DSPARK", 1, 1, 8), 1, 8)
 UNO = (Shape("UNO", 1, 1, 4), 2, 5)
 
 
-def longest(accepts, loop):
-    """The largest of each length over every residue of the prompt, past the context."""
+@functools.cache
+def longest(shape, accepts, loop):
+    """The largest of each length over every residue of the prompt, past the context;
+    `shape` is published."""
     steps = [
         step
         for accept in accepts
@@ -47,7 +50,7 @@ class TestDecodeCommitBound(CustomTestCase):
             width = rows.req_to_token.shape[1] - CONTEXT_LEN
             for loop, lengths in zip(LOOPS, expected, strict=True):
                 with self.subTest(shape.algorithm, loop=loop):
-                    *found, allocated = longest((least, most), loop)
+                    *found, allocated = longest(shape, (least, most), loop)
                     self.assertEqual(tuple(found), lengths)
                     self.assertLessEqual(allocated, width)
 
@@ -64,7 +67,7 @@ class TestDecodeCommitBound(CustomTestCase):
         """Whenever a loop drops a finishing request: rows are sized from this."""
         for shape, least, most in (EAGLE, DSPARK):
             with self.subTest(shape.algorithm), configured(shape, page_size=1):
-                found = [longest((least, most), loop) for loop in LOOPS]
+                found = [longest(shape, (least, most), loop) for loop in LOOPS]
                 committed, on_device, _ = map(max, zip(*found))
                 self.assertEqual((committed, on_device), (-4, most - 4))
 
@@ -72,7 +75,7 @@ class TestDecodeCommitBound(CustomTestCase):
         with configured(Shape(), page_size=1):
             for loop in LOOPS:
                 with self.subTest(loop=loop):
-                    _, _, allocated = longest((1,), loop)
+                    _, _, allocated = longest(Shape(), (1,), loop)
                     self.assertLessEqual(allocated, -2)
 
 
