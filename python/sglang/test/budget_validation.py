@@ -14,6 +14,7 @@ from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
 from sglang.srt.runtime_context import override_platform
 from sglang.srt.server_args import ServerArgs
 from sglang.test.budget_servers import Draft, Target
+from sglang.test.kv_pools import remembered_fields
 from sglang.test.pool_budgets import model_fields
 
 _BLACKWELL = {
@@ -40,6 +41,7 @@ class Refused(Exception):
 def blackwell() -> Iterator[None]:
     """Inside, SGLang is told of a GPU that takes every KV dtype."""
     with (
+        remembered_fields(),
         override_platform(**_BLACKWELL),
         patch.object(torch.cuda, "get_device_capability", lambda *args: (10, 0)),
         patch.object(

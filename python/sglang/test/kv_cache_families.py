@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import inspect
 from typing import Callable, Iterator, NamedTuple, Optional
-from unittest.mock import patch
 
-import msgspec
 import torch
 
 import sglang.srt.mem_cache.unified_memory_pool as unified_memory_pool
@@ -26,7 +23,14 @@ from sglang.srt.mem_cache.allocator.swa import (
 from sglang.srt.mem_cache.hisparse_memory_pool import HiSparseDSATokenToKVPool
 from sglang.srt.mem_cache.memory_pool import KVCache, MiniMaxSparseKVPool
 from sglang.srt.runtime_context import get_context, get_parallel
-from sglang.test.kv_pools import DTYPE, build_with, mamba_params, mha_pool, swa_pool
+from sglang.test.kv_pools import (
+    DTYPE,
+    build_with,
+    mamba_params,
+    mha_pool,
+    remembered_fields,
+    swa_pool,
+)
 
 _OWNER = {"dtype": DTYPE, "device": "cpu", "need_sort": False}
 _UNIFIED = {
@@ -50,8 +54,6 @@ _MAMBA = {
     "speculative_num_draft_tokens": None,
     "disable_overlap_schedule": True,
 }
-# Evaluates the annotations of a class, the same ones at every publish.
-_FIELDS_OF = functools.cache(msgspec.structs.fields)
 _SWA_HEADS = {"swa_head_num": 1, "swa_head_dim": 4, "swa_v_head_dim": 4}
 
 
@@ -73,7 +75,7 @@ def topology(
 ) -> Iterator[None]:
     """Publish a server whose decode context is split `dcp_size` ways."""
     with (
-        patch.object(msgspec.structs, "fields", _FIELDS_OF),
+        remembered_fields(),
         get_context().override_server_args(
             device="cpu",
             tp_size=tp_size,

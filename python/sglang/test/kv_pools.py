@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from typing import Any, Callable
+from unittest.mock import patch
 
+import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -13,6 +17,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 DTYPE = torch.float32
+_FIELDS_OF = functools.cache(msgspec.structs.fields)
 
 
 class OnCPU(TorchFunctionMode):
@@ -23,6 +28,12 @@ class OnCPU(TorchFunctionMode):
         if str(kwargs.get("device")).startswith("cuda"):
             kwargs["device"] = "cpu"
         return func(*args, **kwargs)
+
+
+def remembered_fields() -> contextlib.AbstractContextManager:
+    """msgspec evaluates each annotation of a class whenever it is asked; SGLang asks
+    at every server."""
+    return patch.object(msgspec.structs, "fields", _FIELDS_OF)
 
 
 def build_with(build: Callable, **arguments) -> Any:

@@ -1,5 +1,6 @@
 """Which speculative algorithms HiCache admits under DCP: whole argument resolution."""
 
+import argparse
 import itertools
 import shutil
 import unittest
@@ -8,10 +9,11 @@ from sglang.test.test_utils import CustomTestCase, maybe_stub_sgl_kernel
 
 maybe_stub_sgl_kernel()
 
-from sglang.srt.server_args import prepare_server_args
+from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.test.ci.ci_register import register_cpu_ci
 from sglang.test.draft_configurator import TINY_LLAMA, TINY_MLA, write_config
+from sglang.test.kv_pools import remembered_fields
 
 register_cpu_ci(est_time=30, suite="base-a-test-cpu")
 
@@ -22,6 +24,8 @@ REFUSAL = "HiCache with --dcp-size > 1 .*DSPARK"
 class TestHiCacheDcpGate(CustomTestCase):
     @classmethod
     def setUpClass(cls):
+        cls.parser = argparse.ArgumentParser()
+        ServerArgs.add_cli_args(cls.parser)
         cls.models = {
             "llama": write_config(TINY_LLAMA),
             "mla": write_config(TINY_MLA),
@@ -33,7 +37,7 @@ class TestHiCacheDcpGate(CustomTestCase):
             shutil.rmtree(folder)
 
     def resolve(self, algorithm, *extra, hicache=True, dcp_size=8, model="mla"):
-        """Parse and resolve, as a launch does."""
+        """Parse and resolve, as a launch does, with one parser for all."""
         # DSPARK and DFLASH are refused for any device but CUDA.
         argv = ["--device", "cuda", "--tp-size", "8", "--dcp-size", str(dcp_size)]
         argv += ["--model-path", self.models[model], *extra]
@@ -42,9 +46,10 @@ class TestHiCacheDcpGate(CustomTestCase):
         if algorithm:
             argv += ["--speculative-algorithm", algorithm]
             argv += ["--speculative-draft-model-path", self.models["llama"]]
-        server_args = prepare_server_args(argv)
-        if hasattr(server_args, "resolve_once"):
-            server_args.resolve_once()
+        with remembered_fields():
+            server_args = ServerArgs.from_cli_args(self.parser.parse_args(argv))
+            if hasattr(server_args, "resolve_once"):
+                server_args.resolve_once()
 
     def outcome(self, *args, **kwargs):
         try:
