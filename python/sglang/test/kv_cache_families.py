@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 from typing import Callable, Iterator, NamedTuple, Optional
@@ -279,13 +280,22 @@ def drain(allocator: BaseTokenToKVPoolAllocator) -> set[int]:
     return locs
 
 
+@functools.cache
+def drained(fam: Family, size: int, page_size: int, dcp_size: int) -> frozenset[int]:
+    """Every loc of what `fam` builds of these; they are published as for `build`."""
+    allocator, _ = fam.build(size, page_size, dcp_size)
+    return frozenset(drain(allocator))
+
+
 def _cycle(allocator: BaseTokenToKVPoolAllocator) -> set[int]:
     # One byte buffer backs several pools, so not every id can be out at once.
-    # Freed ids queue up last: taking and freeing one page meets all of them.
+    # Freed ids queue up last: taking and freeing some meets all of them.
+    page_size = allocator.page_size
+    num_tokens = max(allocator.available_size() // page_size // 2, 1) * page_size
     locs = set()
-    while not locs.issuperset((page := allocator.alloc(allocator.page_size)).tolist()):
-        locs.update(page.tolist())
-        allocator.free(page)
+    while not locs.issuperset((taken := allocator.alloc(num_tokens)).tolist()):
+        locs.update(taken.tolist())
+        allocator.free(taken)
     return locs
 
 

@@ -15,8 +15,8 @@ from sglang.test.draft_configurator import (
     draft_configurator,
     write_config,
 )
-from sglang.test.family_cases import CASES, FamilyTestCase
-from sglang.test.kv_cache_families import drain, family, topology
+from sglang.test.family_cases import CASES, FamilyTestCase, reach_of
+from sglang.test.kv_cache_families import family, topology
 from sglang.test.kv_pools import mha_pool
 
 register_cpu_ci(est_time=15, suite="base-a-test-cpu")
@@ -40,7 +40,7 @@ class TestLocSpaceWaste(FamilyTestCase):
         for case in LARGE_PAGES:
             with self.case(*case) as (allocator, _):
                 page_size = allocator.page_size
-                reach = max(drain(allocator)) + 1
+                reach = reach_of(*case)
                 # A pool adds one page to its size.
                 fits, wide = (
                     mha_pool(reach + more * page_size, page_size) for more in (0, 1)

@@ -21,10 +21,15 @@ from sglang.test.draft_configurator import (
     draft_configurator,
     write_config,
 )
-from sglang.test.family_cases import CASES, DCP_SIZES, PAGES, FamilyTestCase
+from sglang.test.family_cases import (
+    CASES,
+    DCP_SIZES,
+    PAGES,
+    FamilyTestCase,
+    reach_of,
+)
 from sglang.test.kv_cache_families import (
     FAMILIES,
-    drain,
     family,
     topology,
     unified_swa,
@@ -45,8 +50,7 @@ class TestCheckPageGeometry(FamilyTestCase):
     def test_draft_pool_passes_exactly_when_every_loc_has_a_row(self):
         for case in CASES:
             with self.case(*case) as (allocator, _):
-                page_size = allocator.page_size
-                reach = max(drain(allocator)) + 1
+                page_size, reach = allocator.page_size, reach_of(*case)
                 for pages in range(reach // page_size - 2, reach // page_size + 2):
                     pool = mha_pool((pages - 1) * page_size, page_size)
                     self.check_draft(allocator, pool, reach)

@@ -16,7 +16,13 @@ from sglang.test.draft_configurator import (
     draft_configurator,
     write_config,
 )
-from sglang.test.family_cases import CASES, DCP_SIZES, PAGES, FamilyTestCase
+from sglang.test.family_cases import (
+    CASES,
+    DCP_SIZES,
+    PAGES,
+    FamilyTestCase,
+    reach_of,
+)
 from sglang.test.kv_cache_families import drain, family, topology
 
 register_cpu_ci(est_time=20, suite="base-a-test-cpu")
@@ -61,8 +67,7 @@ class TestDraftPoolPage(FamilyTestCase):
         for case in DRAFT_CASES:
             with self.draft_case(*case) as (allocator, configurator):
                 pool = configurator.configure(pre_model_load_memory=1).token_to_kv_pool
-                rows = pool.k_buffer[0].shape[0]
-                reach = max(drain(allocator)) + 1
+                rows, reach = pool.k_buffer[0].shape[0], reach_of(*case)
                 self.assertGreaterEqual(rows, reach)
                 # Unified spaces are rounded up twice: one page for each.
                 spare = 2 if case[0].name.startswith("unified") else 0
