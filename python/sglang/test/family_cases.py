@@ -31,6 +31,7 @@ def reach_of(fam: Family, page_size: int, dcp_size: int) -> int:
 
 class FamilyTestCase(CustomTestCase):
     def setUp(self):
+        super().setUp()
         self.server, self.pages = contextlib.ExitStack(), None
         self.addCleanup(self.server.close)
 
