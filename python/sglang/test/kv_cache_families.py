@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import inspect
 from typing import Callable, Iterator, NamedTuple, Optional
@@ -24,14 +23,8 @@ from sglang.srt.mem_cache.allocator.swa import (
 from sglang.srt.mem_cache.hisparse_memory_pool import HiSparseDSATokenToKVPool
 from sglang.srt.mem_cache.memory_pool import KVCache, MiniMaxSparseKVPool
 from sglang.srt.runtime_context import get_context, get_parallel
-from sglang.test.kv_pools import (
-    DTYPE,
-    build_with,
-    mamba_params,
-    mha_pool,
-    remembered_fields,
-    swa_pool,
-)
+from sglang.test import kv_pools
+from sglang.test.kv_pools import DTYPE, build_with, mamba_params, mha_pool, swa_pool
 
 _OWNER = {"dtype": DTYPE, "device": "cpu", "need_sort": False}
 _UNIFIED = {
@@ -76,7 +69,7 @@ def topology(
 ) -> Iterator[None]:
     """Publish a server whose decode context is split `dcp_size` ways."""
     with (
-        remembered_fields(),
+        kv_pools.remembered_fields(),
         get_context().override_server_args(
             device="cpu",
             tp_size=tp_size,
@@ -278,13 +271,6 @@ def drain(allocator: BaseTokenToKVPoolAllocator) -> set[int]:
             # Window rows run out first; a request gives them back as it slides.
             allocator.free_swa(page)
     return locs
-
-
-@functools.cache
-def drained(fam: Family, size: int, page_size: int, dcp_size: int) -> frozenset[int]:
-    """Every loc of what `fam` builds of these; they are published as for `build`."""
-    allocator, _ = fam.build(size, page_size, dcp_size)
-    return frozenset(drain(allocator))
 
 
 def _cycle(allocator: BaseTokenToKVPoolAllocator) -> set[int]:

@@ -10,7 +10,7 @@ maybe_stub_sgl_kernel()
 from sglang.srt.mem_cache.page_geometry import LocSpace
 from sglang.srt.runtime_context import get_parallel
 from sglang.test.ci.ci_register import register_cpu_ci
-from sglang.test.kv_cache_families import FAMILIES, drain, drained, family
+from sglang.test.kv_cache_families import FAMILIES, drain, family
 from sglang.test.kv_pools import mha_pool
 
 register_cpu_ci(est_time=15, suite="base-a-test-cpu")
@@ -36,7 +36,7 @@ class TestLocSpaceOfEveryFamily(CustomTestCase):
             ):
                 allocator, _ = fam.build(size, page_size, dcp_size)
                 space = allocator.loc_space
-                locs = drained(fam, size, page_size, dcp_size)
+                locs = drain(allocator)
                 self.assertEqual(locs, set(range(space.first, space.reach)))
                 self.assertEqual(len(locs), space.size)
 
