@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvgeom import boot_tree, series, tree
-from kvgeom.cpu_engine import Session, session
+from kvgeom.cpu_engine import EngineReport, EngineSpec, Session, session
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +28,18 @@ def patched_engines(patched_copy) -> Iterator[Session]:
 
 
 @pytest.fixture(scope="session")
-def released_engines() -> Iterator[Session]:
-    """Engines of the installed SGLang."""
-    with session() as opened:
-        yield opened
+def released_engines(tmp_path_factory) -> Iterator[Session]:
+    """Engines of the installed SGLang. Nothing is left of them when they end."""
+    scratch = tmp_path_factory.mktemp("scratch")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(scratch))
+        opened = Session(None, "cpu")
+    yield opened
+    opened.close()
+    assert list(scratch.iterdir()) == []
+
+
+@functools.cache
+def report_of(engines: Session, spec: EngineSpec) -> EngineReport:
+    """The report of a spec; the same spec is run once."""
+    return engines.run(spec, timeout=600)

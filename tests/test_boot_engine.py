@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -9,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import generate
 import psutil
 import pytest
 from conftest import REPOSITORY
+from engine_fixtures import report_of
 
 from kvgeom import boot_checks, boot_rows
 from kvgeom.cpu_engine import EngineReport, EngineSpec
@@ -26,16 +29,25 @@ pytestmark = pytest.mark.engine
 COMMAND = [sys.executable, "-m", "kvgeom.cli", "boot"]
 
 
+@pytest.fixture(scope="module")
+def result_of(tmp_path_factory) -> Callable[[str], dict]:
+    """result_of(pair) -> the JSON of one whole run, with the text it printed."""
+
+    @functools.cache
+    def of(pair: str) -> dict:
+        target = tmp_path_factory.mktemp("boot") / "result.json"
+        command = [*COMMAND, "--pair", pair, "--json", str(target)]
+        env = {**os.environ, "COLUMNS": "100"}  # as docs/generate.py
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {**json.loads(target.read_text()), "pair": pair, "text": done.stdout}
+
+    return of
+
+
 @pytest.fixture(scope="module", params=["mqa", "mla"])
-def result(request, tmp_path_factory) -> dict:
-    """The JSON of one whole run, with the text it printed."""
-    target = tmp_path_factory.mktemp("boot") / "result.json"
-    command = [*COMMAND, "--pair", request.param, "--json", str(target)]
-    env = {**os.environ, "COLUMNS": "100"}  # as docs/generate.py
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(target.read_text())
-    return {**found, "pair": request.param, "text": done.stdout}
+def result(request, result_of) -> dict:
+    return result_of(request.param)
 
 
 def report(result: dict, run: str) -> EngineReport:
@@ -148,18 +160,20 @@ def test_the_docs_show_what_it_prints(result):
 
 
 @pytest.fixture(scope="module")
-def unaffected(patched_engines, released_engines) -> tuple[list[EngineReport], list[EngineReport]]:
+def unaffected(
+    result_of, patched_engines, released_engines
+) -> tuple[list[EngineReport], list[EngineReport]]:
     """With the series and as released: runs without DCP, and with DCP 8 and no draft."""
-    configurations = [
-        EngineSpec(pair="mqa", tp=1, dcp=1),
-        EngineSpec(pair="mqa", draft=False),
-        EngineSpec(pair="mla", tp=1, dcp=1),
+    plain = EngineSpec(pair="mqa", draft=False)
+    patched = [report(result_of(pair), "control") for pair in ("mqa", "mla")]
+    assert [r.spec for r in patched] == [
+        EngineSpec(pair=pair, tp=1, dcp=1).resolved() for pair in ("mqa", "mla")
     ]
-    patched, released = (
-        [engines.run(spec) for spec in configurations]
-        for engines in (patched_engines, released_engines)
+    released = [EngineSpec(pair=pair, tp=1, dcp=1) for pair in ("mqa", "mla")] + [plain]
+    return (
+        [*patched, report_of(patched_engines, plain)],
+        [report_of(released_engines, spec) for spec in released],
     )
-    return patched, released
 
 
 def test_unaffected_configurations_answer_as_the_release(unaffected):

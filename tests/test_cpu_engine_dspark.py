@@ -8,9 +8,8 @@ another request's rows still ends in the right tokens, as `draft-load-back` show
 
 from __future__ import annotations
 
-import functools
-
 import pytest
+from engine_fixtures import report_of
 
 from kvgeom.cpu_engine import EngineReport, EngineSpec
 
@@ -28,14 +27,13 @@ PROMPTS = tuple(prompt(number) for number in (0, 1, 2, 3, 0))
 
 @pytest.fixture(scope="module")
 def report(released_engines):
-    @functools.cache
     def run(tp: int, **rest) -> EngineReport:
         """PROMPTS one after the other on a loc space that holds two and a part of the next."""
         spec = EngineSpec(
             pair="mla", tp=tp, dcp=tp, algorithm="DSPARK", max_total_tokens=LOCS // tp,
             prompts=PROMPTS, max_new_tokens=4, in_turn=True, **rest,
         )  # fmt: skip
-        return released_engines.run(spec)
+        return report_of(released_engines, spec)
 
     return run
 
@@ -78,8 +76,8 @@ def test_tokens_are_the_targets_own(report, cached, tp):
 
 def test_the_draft_pool_spans_the_allocator_to_its_last_page(released_engines):
     """Two requests at once on 3 pages of 256; decoding takes the first into the last page."""
-    drafted = released_engines.run(EngineSpec(pair="mla", algorithm="DSPARK"))
-    alone = released_engines.run(EngineSpec(pair="mla", tp=1, dcp=1, draft=False))
+    drafted = report_of(released_engines, EngineSpec(pair="mla", algorithm="DSPARK"))
+    alone = report_of(released_engines, EngineSpec(pair="mla", tp=1, dcp=1, draft=False))
     assert_same_output(drafted, alone)
     assert drafted.peak_token_usage == 1.0 and drafted.idle_ranks == [*range(8)]
     for rank in drafted.geometry:

@@ -1,11 +1,10 @@
 """SGLang's own engine on the CPU: what it serves, what it is built of, and how it ends.
 
-One parent imports sglang for all of them. The load of the default specs fills the allocator.
+The load of the default specs fills the allocator.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import os
@@ -13,14 +12,14 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from engine_fixtures import report_of
 
-from kvgeom.cpu_engine import EngineReport, EngineSetupError, EngineSpec, run, session
+from kvgeom.cpu_engine import EngineReport, EngineSetupError, EngineSpec, Session, run
 
 pytestmark = pytest.mark.engine
 
@@ -36,35 +35,20 @@ def no_assertion() -> tuple[str, ...]:
     return ("no-assertion",) if applied else ()
 
 
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory) -> Path:
-    """Where the session of this module puts its files: nothing is left when it ends."""
-    return tmp_path_factory.mktemp("scratch")
-
-
-@pytest.fixture(scope="module")
-def engines(scratch):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(scratch))
-        with session() as current:
-            yield current
-    assert list(scratch.iterdir()) == []
-
-
-def folders_of_engines(scratch: Path) -> list[Path]:
+def folders_of_engines(engines: Session) -> list[Path]:
     """One for each engine that runs."""
+    scratch = engines._scratch.parent
     assert len(list(scratch.glob("kvgeom-*"))) == 1
     return list(scratch.glob("kvgeom-*/engine-*"))
 
 
 @pytest.fixture(scope="module")
-def report(engines, scratch):
-    """report(**spec) -> its report; the same spec is run once."""
+def report(released_engines):
+    """report(**spec) -> its report."""
 
-    @functools.cache
     def of(**spec) -> EngineReport:
-        result = engines.run(EngineSpec(**spec), timeout=TIMEOUT)
-        assert folders_of_engines(scratch) == []
+        result = report_of(released_engines, EngineSpec(**spec))
+        assert folders_of_engines(released_engines) == []
         return result
 
     return of
@@ -199,26 +183,26 @@ def test_reports_and_specs_survive_json(report):
         assert EngineSpec.from_json(result.spec.to_json()) == result.spec
 
 
-def test_a_run_that_takes_too_long_is_ended(engines, scratch):
-    result = engines.run(EngineSpec(tp=2, dcp=2), timeout=0.5)
+def test_a_run_that_takes_too_long_is_ended(released_engines):
+    result = released_engines.run(EngineSpec(tp=2, dcp=2), timeout=0.5)
     assert (result.error.stage, result.error.type) == ("boot", "TimeoutError")
-    assert folders_of_engines(scratch) == []
+    assert folders_of_engines(released_engines) == []
 
 
-def test_a_killed_rank_ends_the_run(engines, scratch):
+def test_a_killed_rank_ends_the_run(released_engines):
     """SIGKILL to one rank while it serves: the run ends with an error, long before its timeout."""
     killed = []
 
     def kill_one(stage: str, detail: str) -> None:
         if stage == "serve" and not killed:
-            killed.append(_ranks_below(engines._process.pid)[-1])
+            killed.append(_ranks_below(released_engines._process.pid)[-1])
             os.kill(killed[0], signal.SIGKILL)
 
-    result = engines.run(EngineSpec(tp=2, dcp=2), on_event=kill_one, timeout=TIMEOUT)
+    result = released_engines.run(EngineSpec(tp=2, dcp=2), on_event=kill_one, timeout=TIMEOUT)
     assert killed and result.error.stage == "serve"
     assert result.outputs == [] and result.seconds < TIMEOUT / 2
-    assert _ranks_below(engines._process.pid) == []
-    assert folders_of_engines(scratch) == []
+    assert _ranks_below(released_engines._process.pid) == []
+    assert folders_of_engines(released_engines) == []
 
 
 def _ranks_below(pid: int) -> list[int]:
@@ -260,9 +244,9 @@ def test_nothing_outlives_the_caller(tmp_path, ending):
     assert list(folder.iterdir()) == []
 
 
-def test_no_shared_memory_is_left(engines, report):
+def test_no_shared_memory_is_left(released_engines):
     before = set(Path("/dev/shm").iterdir())
-    assert engines.run(EngineSpec(tp=2, dcp=2), timeout=TIMEOUT).ok
+    assert released_engines.run(EngineSpec(tp=2, dcp=2), timeout=TIMEOUT).ok
     ours = {p for p in set(Path("/dev/shm").iterdir()) - before if p.name.startswith("sgl")}
     assert ours == set()
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
+from engine_fixtures import report_of
 
 from kvgeom.cpu_engine import EngineReport, EngineSpec
 
@@ -22,13 +21,12 @@ PROMPTS = tuple(prompt(number) for number in (0, 1, 2, 3, 0, 1))
 
 @pytest.fixture(scope="module")
 def report(released_engines):
-    @functools.cache
     def run(tp: int, hicache: bool) -> EngineReport:
         spec = EngineSpec(
             pair="mla", tp=tp, dcp=tp, draft=False, max_total_tokens=LOCS // tp,
             prompts=PROMPTS, max_new_tokens=4, in_turn=True, hicache=hicache,
         )  # fmt: skip
-        found = released_engines.run(spec)
+        found = report_of(released_engines, spec)
         assert found.ok, found.error
         return found
 
