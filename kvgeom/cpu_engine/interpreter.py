@@ -8,6 +8,15 @@ from types import ModuleType
 from kvgeom.cpu_engine.gates import gate
 
 
+def rewrite_kernels(module: ModuleType) -> None:
+    """What the interpreter does at a kernel's first launch, for the kernels of a module."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    for kernel in [*vars(module).values()]:  # rewriting adds to them
+        if isinstance(kernel, InterpretedFunction):
+            kernel.rewrite()
+
+
 @gate(
     "triton.runtime.interpreter",
     why="redirects the language to its interpreter at every launch; once a module is enough",

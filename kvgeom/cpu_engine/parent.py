@@ -27,13 +27,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from kvgeom.cpu_engine import gates, stub
+from kvgeom.cpu_engine import gates, interpreter, stub
 from kvgeom.cpu_engine.channel import PACKET, Channel
 from kvgeom.cpu_engine.spec import EngineSetupError, EngineSpec
 
 SAMPLE_SECONDS = 5.0  # between two looks at the memory in use
 ERROR_SECONDS = 15.0  # for the other ranks' words and SGLang's own end after a first error
 LOG_TAIL = 3000  # characters of an engine's own output kept when it dies without a word
+# Modules with the Triton kernels that take the interpreter longest to rewrite.
+KERNELS = (
+    "sglang.kernels.ops.attention.dcp_kernels",
+    "sglang.kernels.ops.attention.decode_attention",
+    "sglang.kernels.ops.attention.extend_attention",
+    "sglang.kernels.ops.speculative.cache_locs",
+)
 # Imported once, before the ranks are forked.
 FORKED_WITH = (
     "sglang.srt.entrypoints.engine",
@@ -41,8 +48,7 @@ FORKED_WITH = (
     "sglang.srt.managers.scheduler",
     "sglang.srt.models.registry",  # every model
     "sglang.srt.speculative.standalone_worker_v2",
-    "sglang.kernels.ops.attention.decode_attention",
-    "sglang.kernels.ops.attention.extend_attention",
+    *KERNELS,
 )
 
 
@@ -66,6 +72,8 @@ def import_sglang() -> str:
     gates.import_all()
     for name in FORKED_WITH:
         importlib.import_module(name)
+    for name in KERNELS:
+        interpreter.rewrite_kernels(importlib.import_module(name))
     # What is here now is shared by every rank: a collection there must not touch, and so copy, it.
     gc.collect()
     gc.freeze()
