@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shutil
 import site
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from conftest import REPOSITORY
@@ -24,8 +27,8 @@ class PluginSite:
         self.packages = next((root / "venv/lib").glob("python3*")) / "site-packages"
         self.cache = root / "cache"
         if wheel is not None:
-            install = ["--python", self.python, "install", "--quiet", "--no-deps", "--no-compile"]
-            subprocess.run([sys.executable, "-m", "pip", *install, wheel], check=True)
+            ignore = shutil.ignore_patterns("bin")
+            shutil.copytree(_installed(wheel), self.packages, ignore=ignore, dirs_exist_ok=True)
         (self.packages / "zz_libraries.pth").write_text("\n".join(site.getsitepackages()))
 
     def use_series(self, root: Path) -> None:
@@ -50,8 +53,20 @@ class PluginSite:
         return {**ours, "XDG_CACHE_HOME": str(self.cache), **variables}
 
 
-def build_wheel(folder: Path) -> Path:
-    """The wheel of this repository, by its own build backend."""
+@functools.cache
+def build_wheel() -> Path:
+    """The wheel of this repository, by its own build backend; in a folder of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="wheel-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     build = ["wheel", "--quiet", "--no-deps", "--wheel-dir", folder, REPOSITORY]
     subprocess.run([sys.executable, "-m", "pip", *build], check=True)
     return next(folder.glob("kvgeom-*.whl"))
+
+
+@functools.cache
+def _installed(wheel: Path) -> Path:
+    """What pip puts into the site-packages of an environment, once."""
+    target = wheel.with_name("installed")
+    install = ["install", "--quiet", "--no-deps", "--no-compile", "--target", target]
+    subprocess.run([sys.executable, "-m", "pip", *install, wheel], check=True)
+    return target

@@ -21,15 +21,10 @@ plugin.check()
 """
 
 
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory):
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
-
-
 @pytest.fixture
-def site(tmp_path, wheel):
+def site(tmp_path):
     """An environment with a little SGLang, and the little series reviewed for it."""
-    made = PluginSite(tmp_path, wheel)
+    made = PluginSite(tmp_path, build_wheel())
     make_tree(made.packages)
     made.little = make_series(tmp_path / "series")
     made.little.review(trees.find(made.packages))

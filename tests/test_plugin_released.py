@@ -20,7 +20,7 @@ HOOKED = "sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     root = tmp_path_factory.mktemp("site")
-    made = PluginSite(root, build_wheel(root))
+    made = PluginSite(root, build_wheel())
     linked_installation(made.packages)
     return made
 

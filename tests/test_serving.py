@@ -40,7 +40,7 @@ def site(tmp_path_factory) -> PluginSite:
     """kvgeom's wheel beside SGLang. In each process of a server the kernels' stand-ins come with
     Python's start."""
     root = tmp_path_factory.mktemp("site")
-    made = PluginSite(root, build_wheel(root))
+    made = PluginSite(root, build_wheel())
     linked_installation(made.packages)
     (made.packages / "cpu_gates.py").write_text(GATES)
     (made.packages / "zzz_gates.pth").write_text(

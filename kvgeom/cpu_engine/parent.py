@@ -85,7 +85,8 @@ class Supervisor:
 
     def __init__(self, out, spec: EngineSpec, timeout: float):
         self.out, self.spec, self.timeout = out, spec, timeout
-        self.peak_mb, self.heard_error = 0, False
+        self.peak_mb = 0
+        self.failed: set[int | None] = set()  # ranks that sent an error; None: the engine
 
     def run(self) -> bool:
         """Run the engine; False when standard input closed meanwhile."""
@@ -109,7 +110,7 @@ class Supervisor:
             tail = _tail(scratch / "engine.log")
             shutil.rmtree(scratch, ignore_errors=True)
         seconds = time.monotonic() - started
-        log = tail if reason == "exit" and not self.heard_error else ""
+        log = tail if reason == "exit" and not self.failed else ""
         self._write(
             {
                 "kind": "end",
@@ -125,7 +126,7 @@ class Supervisor:
         next_sample, deadline = 0.0, started + self.timeout
         while True:
             now = time.monotonic()
-            if self.heard_error:
+            if self.failed:
                 deadline = min(deadline, now + ERROR_SECONDS)
             if now > deadline:
                 return "timeout"
@@ -154,10 +155,12 @@ class Supervisor:
             pass
 
     def _pass_on(self, packet: bytes) -> bool:
+        """Whether that was all: a result, or an error of every rank."""
         message = json.loads(packet)
-        self.heard_error |= message["kind"] == "error"
+        if message["kind"] == "error":
+            self.failed.add(message["rank"])
         self._write(message)
-        return message["kind"] == "result"
+        return message["kind"] == "result" or self.failed >= {*range(self.spec.tp)}
 
     def _write(self, message: dict) -> None:
         self.out.write(json.dumps(message) + "\n")
