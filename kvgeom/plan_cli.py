@@ -148,10 +148,10 @@ def _plans(
     """What the tree makes of the command as it is, and what a copy with the series does."""
     from kvgeom.boot_show import Steps
     from kvgeom.boot_tree import patched
-    from kvgeom.deployment.run import ask
+    from kvgeom.deployment.run import planner
 
     steps = first, copying, second = "as it is", "copy", "with the series"
-    with ExitStack() as held, Steps(console, list(steps)) as shown:
+    with ExitStack() as held, planner() as ask, Steps(console, list(steps)) as shown:
 
         def asked(name: str, package: Path) -> TreePlan:
             with shown.step(name) as on_event:

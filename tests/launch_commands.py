@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 MLA = ["--model-path", "deepseek-v3", "--tp-size", "8"]
 GQA = ["--model-path", "llama-3.1-70b", "--tp-size", "8"]
 EAGLE3 = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path"]
@@ -44,6 +47,15 @@ COMMANDS = {
                 "--enable-unified-memory"],
 }  # fmt: skip
 
+# Servers with no DCP and no draft.
+PLAIN = {
+    "MHA": "--model-path llama-3.1-70b --tp-size 8",
+    "MLA": "--model-path deepseek-v3 --tp-size 8 --page-size 64",
+    "DSA": "--model-path glm-5.2 --tp-size 8",
+    "DSA, HiSparse": "--model-path glm-5.2 --tp-size 8 --enable-hisparse --disable-radix-cache",
+    "hybrid linear": "--model-path kimi-linear-48b --tp-size 8 --trust-remote-code",
+    "hybrid SWA": "--model-path gpt-oss-120b --tp-size 8",
+}
 
 # A draft of one layer that proposes a block of 7 at once.
 BLOCK_DRAFT = {
@@ -65,3 +77,18 @@ BLOCK_DRAFT = {
     "target_layer_ids": [0],
     "torch_dtype": "bfloat16",
 }
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """COMMANDS, and those of models that are written below `folder`."""
+    block, empty, unreadable = (folder / name for name in ("block", "empty", "unreadable"))
+    for model in (block, empty, unreadable):
+        model.mkdir()
+    (block / "config.json").write_text(json.dumps(BLOCK_DRAFT))
+    (unreadable / "config.json").write_text("{")
+    return COMMANDS | {
+        "block dcp": [*MLA, "--dcp-size", "8", "--page-size", "64", "--speculative-algorithm",
+                      "DSPARK", "--speculative-draft-model-path", str(block)],
+        "no config": ["--model-path", str(empty)],
+        "unreadable": ["--model-path", str(unreadable)],
+    }  # fmt: skip

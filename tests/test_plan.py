@@ -3,54 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from dataclasses import replace
+from contextlib import contextmanager
 from xml.etree import ElementTree
 
 import pytest
-from launch_commands import BLOCK_DRAFT, COMMANDS, MLA
+from launch_commands import COMMANDS
+from plan_answers import asked, planned  # noqa: F401
+from typer.testing import CliRunner
 
-from kvgeom import boot_tree, plan_cli, series, tree
-from kvgeom.deployment import svg
-from kvgeom.deployment.run import ask
-from kvgeom.deployment.spec import Request
+from kvgeom import plan_cli, tree
+from kvgeom.cli import app
+from kvgeom.deployment import run, svg
 from kvgeom.deployment.verdict import rows, verdict
-
-
-def request(arguments: list[str], **changes) -> Request:
-    return replace(Request(arguments, 141.0, "sm90", 20.0), **changes)
-
-
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory):
-    """planned[name] -> (the release's answer, the series'), for every command."""
-    unreadable = tmp_path_factory.mktemp("unreadable")
-    (unreadable / "config.json").write_text("{")
-    block = tmp_path_factory.mktemp("block")
-    (block / "config.json").write_text(json.dumps(BLOCK_DRAFT))
-    commands = COMMANDS | {
-        "block dcp": [
-            *MLA,
-            "--dcp-size",
-            "8",
-            "--page-size",
-            "64",
-            "--speculative-algorithm",
-            "DSPARK",
-            "--speculative-draft-model-path",
-            str(block),
-        ],
-        "no config": ["--model-path", str(tmp_path_factory.mktemp("empty"))],
-        "unreadable": ["--model-path", str(unreadable)],
-    }
-    requests = [request(arguments) for arguments in commands.values()]
-    found = tree.find(None)
-    installed = ask(found.package, *requests)
-    with boot_tree.patched(series.load(), found, print) as copy:
-        with_series = ask(copy.package, *requests)
-    return dict(zip(commands, zip(installed, with_series, strict=True), strict=True))
 
 
 def figures(plan, structure: str):
@@ -185,24 +149,25 @@ def test_wrong_arguments_are_one_sentence(planned, name, by, sentence):
 # the command
 
 
-def kvgeom(*args: str) -> subprocess.CompletedProcess:
-    done = subprocess.run(
-        [sys.executable, "-m", "kvgeom.cli", "plan", *args],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+def test_an_unsafe_command(planned, tmp_path, monkeypatch):
+    """With the answers that SGLang gave before; tests/test_docs.py runs one as a user does."""
+    released, with_series = planned["tree page 1"]
 
+    @contextmanager
+    def planner():
+        def ask(package, request):
+            assert request == asked(COMMANDS["tree page 1"])
+            return [released if package == tree.find(None).package else with_series]
 
-def test_an_unsafe_command_as_a_user_runs_it(tmp_path):
+        yield ask
+
+    monkeypatch.setattr(run, "planner", planner)
     picture = tmp_path / "plan.svg"
     picture.write_text("an older one")
     whole = ["python", "-m", "sglang.launch_server", *COMMANDS["tree page 1"]]
-    done = kvgeom("--weights", "20", "--svg", str(picture), "--", *whole)
-    assert done.returncode == 1, done.stderr
+    options = ["--weights", "20", "--svg", str(picture)]
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["plan", *options, "--", *whole])
+    assert done.exit_code == 1, done.output
     first, second = done.stdout.splitlines()[:2]
     assert first.startswith("unsafe: a decode step writes 24 columns past")
     assert second.startswith("with the series: safe: ")
@@ -213,10 +178,6 @@ def test_an_unsafe_command_as_a_user_runs_it(tmp_path):
 
 def run_command(monkeypatch, answers, *options: str) -> tuple[int, str]:
     """The command on answers that SGLang gave before."""
-    from typer.testing import CliRunner
-
-    from kvgeom.cli import app
-
     monkeypatch.setattr(plan_cli, "_plans", lambda request, stack, found, console: answers)
     done = CliRunner().invoke(app, ["plan", *options, "--", "x"])
     return done.exit_code, done.stdout

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from test_plan import kvgeom
 from typer.testing import CliRunner
 
 from kvgeom import plan_cli
 from kvgeom.cli import app
 from kvgeom.deployment import named_models
+
+
+def kvgeom(*args: str) -> subprocess.CompletedProcess:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvgeom.cli", "plan", *args],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
 
 
 @pytest.mark.parametrize(

@@ -7,27 +7,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from launch_families import commands
+from plan_answers import planned  # noqa: F401
 
-from kvgeom import boot_tree, series, tree
+from kvgeom import tree
 from kvgeom.deployment import structures
-from kvgeom.deployment.run import ask
 from kvgeom.deployment.show import unused
-from kvgeom.deployment.spec import Request
 from kvgeom.deployment.structures import DIVIDES, Stopped
 from kvgeom.deployment.verdict import rows, verdict
-
-
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory):
-    """planned[name] -> (the release's answer, the series'), for every command."""
-    asked = commands(tmp_path_factory.mktemp("models"))
-    requests = [Request(arguments, 141.0, "sm90", 20.0) for arguments in asked.values()]
-    found = tree.find(None)
-    installed = ask(found.package, *requests)
-    with boot_tree.patched(series.load(), found, print) as copy:
-        with_series = ask(copy.package, *requests)
-    return dict(zip(asked, zip(installed, with_series, strict=True), strict=True))
 
 
 def figures(plan) -> dict:

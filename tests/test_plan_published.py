@@ -10,37 +10,22 @@ import math
 import generate
 import pytest
 import torch
+from launch_commands import PLAIN
+from plan_answers import planned  # noqa: F401
 from rich.console import Console
 
-from kvgeom import boot_tokens, boot_tree, series, tree
+from kvgeom import boot_tokens
 from kvgeom.deployment import published
 from kvgeom.deployment.published import DEPLOYMENTS, Side
-from kvgeom.deployment.run import ask
-from kvgeom.deployment.spec import Request, Stop, TreePlan
-
-# No DCP, no draft.
-PLAIN = {
-    "MHA": "--model-path llama-3.1-70b --tp-size 8",
-    "MLA": "--model-path deepseek-v3 --tp-size 8 --page-size 64",
-    "DSA": "--model-path glm-5.2 --tp-size 8",
-    "DSA, HiSparse": "--model-path glm-5.2 --tp-size 8 --enable-hisparse --disable-radix-cache",
-    "hybrid linear": "--model-path kimi-linear-48b --tp-size 8 --trust-remote-code",
-    "hybrid SWA": "--model-path gpt-oss-120b --tp-size 8",
-}
+from kvgeom.deployment.spec import Stop, TreePlan
 
 
 @pytest.fixture(scope="module")
-def answers():
+def answers(planned):
     """(the release's, the series') of the deployments, then of the plain servers by name."""
-    plain = [Request(a.split(), 141.0, "sm90", 16.0, capacity=True) for a in PLAIN.values()]
-    requests = [*published.requests(141.0, "sm90"), *plain]
-    found = tree.find(None)
-    both = [ask(found.package, *requests)]
-    with boot_tree.patched(series.load(), found, print) as copy:
-        both.append(ask(copy.package, *requests))
-    n = len(DEPLOYMENTS)
-    plain = [dict(zip(PLAIN, plans[n:], strict=True)) for plans in both]
-    return [plans[:n] for plans in both], plain
+    deployments = zip(*(planned[deployment.name] for deployment in DEPLOYMENTS), strict=True)
+    plain = [{name: planned[name][side] for name in PLAIN} for side in (0, 1)]
+    return [list(plans) for plans in deployments], plain
 
 
 def test_the_readme_shows_the_table(answers):

@@ -6,25 +6,26 @@ import pytest
 from conftest import RELEASE
 from launch_commands import COMMANDS
 from launch_families import FAMILIES
+from plan_answers import asked, both
 
-from kvgeom import boot_tree, plan_cli, releases, series, tree
-from kvgeom.deployment.run import ask
-from kvgeom.deployment.spec import Request
+from kvgeom import plan_cli, releases, tree
+from kvgeom.deployment.run import planner
 from kvgeom.deployment.verdict import rows, verdict
 
 NAMES = ("tree page 1", "swa dcp", "hisparse", "hicache")
 
 
+@pytest.fixture(scope="module")
+def ask():
+    with planner() as opened:
+        yield opened
+
+
 @pytest.fixture(scope="module", params=[r for r in plan_cli.RELEASES if r != RELEASE])
-def planned(request):
+def planned(request, ask):
     """(release, planned[name] -> (the release's answer, the series'))."""
-    found = tree.find(releases.tree(request.param))
-    commands = [(COMMANDS | FAMILIES)[name] for name in NAMES]
-    requests = [Request(arguments, 141.0, "sm90", 20.0) for arguments in commands]
-    installed = ask(found.package, *requests)
-    with boot_tree.patched(series.load(), found, print) as copy:
-        with_series = ask(copy.package, *requests)
-    return request.param, dict(zip(NAMES, zip(installed, with_series, strict=True), strict=True))
+    requests = {name: asked((COMMANDS | FAMILIES)[name]) for name in NAMES}
+    return request.param, both(ask, tree.find(releases.tree(request.param)), requests)
 
 
 def figures(plan, structure: str) -> tuple[int, int]:
@@ -35,7 +36,7 @@ def figures(plan, structure: str) -> tuple[int, int]:
 
 def test_what_each_release_comes_to(planned):
     release, answers = planned
-    for plan in (plan for both in answers.values() for plan in both):
+    for plan in (plan for pair in answers.values() for plan in pair):
         assert plan.release == release
 
     released, with_series = answers["tree page 1"]

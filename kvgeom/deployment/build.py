@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
 from kvgeom import series
-from kvgeom.cpu_engine import stub
+from kvgeom.cpu_engine import interpreter
 from kvgeom.cpu_engine.parent import sglang_release
+from kvgeom.cpu_engine.spec import EngineSetupError
 from kvgeom.deployment import tables
 from kvgeom.deployment.arguments import Stopped, gpu, published
 from kvgeom.deployment.spec import Request, RowUse, Server, Stop, TreePlan
@@ -21,17 +23,20 @@ _IMPORTS = (
     "sglang.srt.model_executor.pool_configurator",
     "sglang.srt.arg_groups.pipeline",
 )
+_HICACHE = {"--enable-hierarchical-cache", "--enable-hicache"}
 # What SGLang refuses with. Another type means that what stands in for a GPU did not hold.
 _REFUSALS = (ValueError, NotImplementedError, AssertionError, RuntimeError)
 
 
 def preload(requests: list[Request]) -> None:
     """Import what the plans need, once for all of them."""
-    stub.install()  # the installed kernels need libcuda
     for name in _IMPORTS:
         importlib.import_module(name)
     capacity = any(r.capacity for r in requests)
-    if capacity or any(w.startswith("--speculative") for r in requests for w in r.arguments):
+    words = {word for request in requests for word in request.arguments}
+    if _HICACHE & words:
+        importlib.import_module("sglang.srt.models.registry")  # every model
+    if capacity or any(word.startswith("--speculative") for word in words):
         _use_series_tests()
     if capacity:
         importlib.import_module("sglang.test.pool_budgets")
@@ -208,3 +213,5 @@ def _use_series_tests() -> None:
     with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="0"):
         importlib.import_module("sglang.test.attention_backends")
     importlib.import_module("sglang.test.decode_prepare")
+    with suppress(EngineSetupError):  # another Triton: the kernels take twice the time
+        interpreter.quicken(sglang_release())

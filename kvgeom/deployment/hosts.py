@@ -87,6 +87,7 @@ def _host_memory() -> Iterator[None]:
     with (
         patch.object(assembler, "HybridCacheController", _Controller),
         patch.object(base, "available_host_memory_bytes", lambda **kwargs: _ENOUGH),
+        patch.object(base.HostKVCache, "clear", lambda self: None),  # lists the free slots
         patch.object(common.HostTensorAllocator, "allocate", on_meta),
         patch.object(common, "_cuda_host_register", lambda *args, **kwargs: None),
     ):

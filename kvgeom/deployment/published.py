@@ -88,11 +88,11 @@ def answers(
     """A plan a deployment, of both trees at once."""
     from kvgeom.boot_show import Steps
     from kvgeom.boot_tree import patched
-    from kvgeom.deployment.run import ask
+    from kvgeom.deployment.run import planner
 
     copying, both = "copy", "tokens"
     asked = requests(gpu_memory, gpu_arch)
-    with ExitStack() as held, Steps(console, [copying, both]) as shown:
+    with ExitStack() as held, planner() as ask, Steps(console, [copying, both]) as shown:
         with shown.step(copying) as on_event:
             copy = held.enter_context(patched(stack, found, lambda text: on_event(copying, text)))
         with shown.step(both) as on_event, ThreadPoolExecutor(2) as pool:
