@@ -18,7 +18,8 @@ from kvgeom import tree as trees
 STACK = series.load()
 IDENTITY = {
     "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "gc.auto", "GIT_CONFIG_VALUE_0": "0",
+    "GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_0": "gc.auto", "GIT_CONFIG_VALUE_0": "0",
+    "GIT_CONFIG_KEY_1": "core.compression", "GIT_CONFIG_VALUE_1": "0",  # time is dearer than space
     "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z",
 }  # fmt: skip
 
@@ -54,14 +55,29 @@ def released(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def clone(released, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("clone")
+    git(folder, "clone", "-q", "--local", str(released), "sglang")
+    return folder / "sglang"
+
+
 @pytest.fixture
-def checkout(released, tmp_path) -> Path:
-    """A clone of it, to be changed."""
-    git(tmp_path, "clone", "-q", "--local", str(released), "sglang")
-    root = tmp_path / "sglang"
-    git(root, "config", "user.name", "A Reviewer")
-    git(root, "config", "user.email", "reviewer@example.org")
-    return root
+def checkout(clone) -> Path:
+    """A clone of it, to be changed: it is put back before the next test."""
+    put_back(clone)
+    for key, value in (("name", "A Reviewer"), ("email", "reviewer@example.org")):
+        git(clone, "config", f"user.{key}", value)
+    git(clone, "config", "user.useConfigOnly", "false")
+    return clone
+
+
+def put_back(clone: Path) -> None:
+    git(clone, "checkout", "-q", "--force", "-B", "main", f"v{RELEASE}")
+    git(clone, "clean", "-fdqx")
+    for branch in git(clone, "branch", "--format=%(refname:short)").split():
+        if branch != "main":
+            git(clone, "branch", "-q", "-D", branch)
 
 
 def state(checkout: Path) -> tuple:
@@ -110,17 +126,16 @@ def test_every_commit_compiles_and_has_its_files(exported):
         assert set(STACK.pr(pr_id).files) <= set(changed)
 
 
-def test_a_commit_is_what_apply_makes_up_to_there(exported, tmp_path):
-    root = exported["root"]
+def test_a_commit_is_what_apply_makes_up_to_there(exported, checkout):
     for pr_id, commit in (exported["commits"][1], exported["commits"][-1]):
-        place = tmp_path / pr_id
-        git(tmp_path, "clone", "-q", "--local", str(root), str(place))
-        actions.apply(STACK.upto(pr_id), trees.find(place), dry_run=False, wait_s=0,
+        put_back(checkout)
+        actions.apply(STACK.upto(pr_id), trees.find(checkout), dry_run=False, wait_s=0,
                       say=lambda text: None)  # fmt: skip
-        shutil.rmtree(place / "python/sglang/.kvgeom")
-        git(place, "add", "-A")
-        assert git(place, "write-tree") == git(root, "rev-parse", f"{commit}^{{tree}}"), pr_id
-        shutil.rmtree(place)
+        refused(checkout, "the series is applied in place")
+        shutil.rmtree(checkout / "python/sglang/.kvgeom")
+        git(checkout, "add", "-A")
+        made = git(checkout, "write-tree")
+        assert made == git(exported["root"], "rev-parse", f"{commit}^{{tree}}"), pr_id
 
 
 def test_patches_give_the_same_tree(exported, checkout, tmp_path):
@@ -162,11 +177,6 @@ def test_changes_that_are_not_committed(checkout):
     path = checkout / "python/sglang/srt/mem_cache/allocation.py"
     path.write_text(path.read_text() + "# mine\n")
     refused(checkout, "has changes that are not committed: python/sglang/srt/mem_cache/alloc")
-
-
-def test_a_series_that_is_applied_in_place(checkout):
-    actions.apply(STACK, trees.find(checkout), dry_run=False, wait_s=0, say=lambda text: None)
-    refused(checkout, "the series is applied in place")
 
 
 def test_wrong_arguments(checkout, tmp_path):

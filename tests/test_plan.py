@@ -6,15 +6,20 @@ import json
 from contextlib import contextmanager
 from xml.etree import ElementTree
 
+import plan_answers
 import pytest
 from launch_commands import COMMANDS
-from plan_answers import asked, planned  # noqa: F401
 from typer.testing import CliRunner
 
 from kvgeom import plan_cli, tree
 from kvgeom.cli import app
 from kvgeom.deployment import run, svg
 from kvgeom.deployment.verdict import rows, verdict
+
+
+@pytest.fixture(scope="module")
+def planned(pytestconfig, tmp_path_factory):
+    return plan_answers.shared(pytestconfig, tmp_path_factory)
 
 
 def figures(plan, structure: str):
@@ -156,7 +161,7 @@ def test_an_unsafe_command(planned, tmp_path, monkeypatch):
     @contextmanager
     def planner():
         def ask(package, request):
-            assert request == asked(COMMANDS["tree page 1"])
+            assert request == plan_answers.asked(COMMANDS["tree page 1"])
             return [released if package == tree.find(None).package else with_series]
 
         yield ask

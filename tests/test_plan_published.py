@@ -8,16 +8,21 @@ import json
 import math
 
 import generate
+import plan_answers
 import pytest
 import torch
 from launch_commands import PLAIN
-from plan_answers import planned  # noqa: F401
 from rich.console import Console
 
 from kvgeom import boot_tokens
 from kvgeom.deployment import published
 from kvgeom.deployment.published import DEPLOYMENTS, Side
 from kvgeom.deployment.spec import Stop, TreePlan
+
+
+@pytest.fixture(scope="module")
+def planned(pytestconfig, tmp_path_factory):
+    return plan_answers.shared(pytestconfig, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

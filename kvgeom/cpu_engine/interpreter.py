@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from types import ModuleType
 
-from kvgeom.cpu_engine.gates import GATES, gate
+from kvgeom.cpu_engine.gates import gate
 
 
 def rewrite_kernels(module: ModuleType) -> None:
@@ -99,11 +98,3 @@ def remember_tensor_shapes(module: ModuleType) -> None:
         vars(self).update(known[key], handle=handle, type=type, dtype=type.scalar)
 
     module.tensor.__init__ = __init__
-
-
-def quicken(release: str) -> None:
-    """Open these gates alone. EngineSetupError where one does not fit the installed Triton."""
-    for found in (g for g in GATES if g.module.startswith("triton.")):
-        module = importlib.import_module(found.module)
-        found.check(module, release)
-        found.open(module)
