@@ -5,7 +5,6 @@ Those imports are most of a short run's time. No SGLang is among them.
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import sys
@@ -56,17 +55,9 @@ def _run(arguments: list[str], cwd: str, path: list[str], log: str) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
     sys.path[:] = [*path, *(p for p in sys.path if p != str(Path(__file__).parent))]
     os.chdir(cwd)
-    _quicken_interpreter()
     import pytest
 
+    from kvgeom.cpu_engine import interpreter
+
+    interpreter.quicken("of these tests")
     sys.exit(pytest.main(arguments))
-
-
-def _quicken_interpreter() -> None:
-    """Opens the CPU engine's gates of Triton: kernels run as written, in half the time."""
-    from kvgeom.cpu_engine import gates, interpreter  # noqa: F401  registers its gates
-
-    for gate in (g for g in gates.GATES if g.module.startswith("triton.")):
-        module = importlib.import_module(gate.module)
-        gate.check(module, "of these tests")
-        gate.open(module)

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from contextlib import suppress
 from types import ModuleType
 
-from kvgeom.cpu_engine.gates import gate
+from kvgeom.cpu_engine.gates import GATES, gate
+from kvgeom.cpu_engine.spec import EngineSetupError
+
+
+def quicken(release: str) -> None:
+    """Open these gates alone; one that does not fit another Triton stays shut."""
+    for item in (g for g in GATES if g.module.startswith("triton.")):
+        module = importlib.import_module(item.module)
+        with suppress(EngineSetupError):
+            item.check(module, release)
+            item.open(module)
 
 
 def rewrite_kernels(module: ModuleType) -> None:

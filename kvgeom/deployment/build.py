@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
 from kvgeom import series
-from kvgeom.cpu_engine import gates, interpreter  # noqa: F401  registers its gates
+from kvgeom.cpu_engine import interpreter
 from kvgeom.cpu_engine.parent import sglang_release
-from kvgeom.cpu_engine.spec import EngineSetupError
 from kvgeom.deployment import tables
 from kvgeom.deployment.arguments import Stopped, gpu, published
 from kvgeom.deployment.spec import Request, RowUse, Server, Stop, TreePlan
@@ -213,13 +211,4 @@ def _use_series_tests() -> None:
     with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="0"):
         importlib.import_module("sglang.test.attention_backends")
     importlib.import_module("sglang.test.decode_prepare")
-    _quicken_kernels()
-
-
-def _quicken_kernels() -> None:
-    """Opens the CPU engine's gates of Triton: kernels run as written, in a third of the time."""
-    for gate in (g for g in gates.GATES if g.module.startswith("triton.")):
-        module = importlib.import_module(gate.module)
-        with suppress(EngineSetupError):  # another Triton
-            gate.check(module, sglang_release())
-            gate.open(module)
+    interpreter.quicken(sglang_release())
