@@ -33,6 +33,7 @@ from kvgeom.cpu_engine.spec import EngineSetupError, EngineSpec
 
 SAMPLE_SECONDS = 5.0  # between two looks at the memory in use
 ERROR_SECONDS = 15.0  # for the other ranks' words and SGLang's own end after a first error
+END_SECONDS = 10.0  # for killed processes to go
 LOG_TAIL = 3000  # characters of an engine's own output kept when it dies without a word
 # Modules with the Triton kernels that take the interpreter longest to rewrite.
 KERNELS = (
@@ -218,12 +219,24 @@ def _end(pid: int) -> None:
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(family, timeout=10)
+    deadline = time.monotonic() + END_SECONDS
+    while not all(map(_is_gone, family)) and time.monotonic() < deadline:
+        time.sleep(0.01)
     for process in family:  # SGLang puts the pid into the names of its segments
         for segment in Path("/dev/shm").glob(f"sgl_shm_*_{process.pid}_*"):
             segment.unlink(missing_ok=True)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
+
+
+def _is_gone(process) -> bool:
+    """Also where it waits to be reaped, by whoever has become its parent."""
+    import psutil
+
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _memory_mb(pid: int) -> int:
