@@ -48,8 +48,7 @@ class PluginSite:
         )
 
     def environment(self, **variables: str) -> dict[str, str]:
-        dropped = ["PYTHONPATH", "KVGEOM_PLUGIN", "KVGEOM_SERVED", "SGLANG_PLUGINS"]
-        dropped += ["PYTHONDONTWRITEBYTECODE"]  # each process would compile the same files
+        dropped = ("PYTHONPATH", "KVGEOM_PLUGIN", "KVGEOM_SERVED", "SGLANG_PLUGINS")
         ours = {k: v for k, v in os.environ.items() if k not in dropped}
         return {**ours, "XDG_CACHE_HOME": str(self.cache), **variables}
 
