@@ -5,6 +5,7 @@ Those imports are most of a short run's time. No SGLang is among them.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -55,6 +56,7 @@ def _run(arguments: list[str], cwd: str, path: list[str], log: str) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
     sys.path[:] = [*path, *(p for p in sys.path if p != str(Path(__file__).parent))]
     os.chdir(cwd)
+    gc.freeze()  # a collection must not look at what was imported
     import pytest
 
     from kvgeom.cpu_engine import interpreter

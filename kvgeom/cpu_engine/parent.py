@@ -68,6 +68,7 @@ def import_sglang() -> str:
     """Import everything an engine needs, gates open; returns the release."""
     release = sglang_release()
     gates.check_release(release)
+    gc.disable()  # what an import makes stays
     stub.install()
     gates.install(release)
     gates.import_all()
@@ -78,6 +79,7 @@ def import_sglang() -> str:
     # What is here now is shared by every rank: a collection there must not touch, and so copy, it.
     gc.collect()
     gc.freeze()
+    gc.enable()
     return release
 
 
