@@ -22,6 +22,7 @@ from kvgeom import actions, caching, install
 from kvgeom.actions import Say
 from kvgeom.errors import KvgeomError
 from kvgeom.install import Stage
+from kvgeom.plan import Plan
 from kvgeom.series import Series
 from kvgeom.tree import STATE_FOLDER, Tree
 
@@ -93,7 +94,7 @@ def _right_copy(series: Series, source: Tree, base: Path, say: Say) -> Path:
     key = hashlib.sha256(made_from.encode()).hexdigest()[:8]
     folder = base / f"{source.release}-{key}-{series.id}"
     if not _is_right(series, folder):
-        _check_installation(series, source)
+        made = _check_installation(series, source)
         if folder.exists() and not _remove(folder):
             raise KvgeomError(
                 f"{folder} was changed, and another process is using it",
@@ -101,7 +102,7 @@ def _right_copy(series: Series, source: Tree, base: Path, say: Say) -> Path:
             )
         temporary = Path(tempfile.mkdtemp(prefix=caching.TEMPORARY, dir=base))
         try:
-            _make(series, source, installed, temporary, say)
+            _make(series, source, made, installed, temporary, say)
             temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -121,18 +122,21 @@ def _is_right(series: Series, folder: Path) -> bool:
     return applied and recorded == digest(copy.package)
 
 
-def _check_installation(series: Series, source: Tree) -> None:
-    """Raises what `kvgeom apply` would say about the installation; writes nothing."""
-    actions.apply(series, source, dry_run=True, wait_s=0, say=lambda text: None)
+def _check_installation(series: Series, source: Tree) -> Plan:
+    """What `kvgeom apply` would do to the installation, or say against it; writes nothing."""
+    made = actions.apply(series, source, dry_run=True, wait_s=0, say=lambda text: None)
     manifest = install.read_manifest(source)
     if manifest and manifest.stage is not Stage.APPLIED:
         raise KvgeomError(
             f"the series is half-applied to SGLang {source.release} in {source.package}",
             "`kvgeom apply` finishes it, `kvgeom revert` undoes it; then run the command again",
         )
+    return made
 
 
-def _make(series: Series, source: Tree, installed: str, temporary: Path, say: Say) -> None:
+def _make(
+    series: Series, source: Tree, made: Plan, installed: str, temporary: Path, say: Say
+) -> None:
     package = temporary / "sglang"
     say(f"copying SGLang {source.release}")
     try:
@@ -143,7 +147,12 @@ def _make(series: Series, source: Tree, installed: str, temporary: Path, say: Sa
         raise KvgeomError(f"{source.package} changed while it was copied", "run the command again")
     say("applying the series to the copy")
     copy = Tree(package, source.release)
-    actions.apply(series, copy, dry_run=False, wait_s=0, say=lambda text: None)
+    # What is planned for a checkout has files outside the package too.
+    changes = {path: change for path, change in made.changes.items() if copy.writes(path)}
+    if install.read_manifest(copy):
+        actions.apply(series, copy, dry_run=False, wait_s=0, say=lambda text: None)
+    elif changes:
+        install.apply(copy, series.id, changes)
     (temporary / _DIGEST).write_text(digest(package))
 
 

@@ -106,8 +106,9 @@ def make(
     gc.disable()  # a million nodes, and none of them garbage until the plan is made
     try:
         made = _make(_Planner(series, read, release, check_lock), writes)
-        if made.problems:  # with every file read as a whole, they can name what comes close
-            made = _make(_Planner(series, read, release, check_lock, whole=True), writes)
+        if made.problems:  # in files that are read as a whole, they can name what comes close
+            whole = frozenset(p.file for p in made.problems if isinstance(p, FileProblem))
+            made = _make(_Planner(series, read, release, check_lock, whole), writes)
     finally:
         gc.enable()
     return made
@@ -128,7 +129,7 @@ class _Planner:
     read: Read
     release: Version
     check_lock: bool
-    whole: bool = False
+    whole: frozenset[str] = frozenset()
     sources: dict[str, Source | None] = field(default_factory=dict)
     new: dict[str, bytes | None] = field(default_factory=dict)
     problems: list[FileProblem | str] = field(default_factory=list)
@@ -170,7 +171,7 @@ class _Planner:
                 self.problems.append(FileProblem(file, "", "SGLang has no such file here"))
             else:
                 try:
-                    edits = None if self.whole else self.siblings(file)
+                    edits = None if file in self.whole else self.siblings(file)
                     self.sources[file] = Source.parse(raw, edits)
                 except Problem as err:
                     self.problems.append(FileProblem(file, "", err.why))
