@@ -128,7 +128,7 @@ class Tree:
 
     def outcomes(self, nodes: Iterable[str]) -> dict[str, str | None]:
         """The test functions of `nodes`: None where they pass, else what they say."""
-        report, log = (self.root.with_suffix(kind) for kind in (".xml", ".log"))
+        report, log = (self.root.parent / f"{self.root.name}{kind}" for kind in (".xml", ".log"))
         report.unlink(missing_ok=True)
         options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "--rootdir=/", "-c", os.devnull]
         arguments = [*options, f"--junit-xml={report}", *nodes]
