@@ -1,4 +1,4 @@
-# make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about 3 minutes)
+# make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about 2 minutes)
 # make test   everything that guards the series and the tool (about 20 minutes)
 # make lint   style of the code, of the edits and of what they make of SGLang
 # make drift  whether the series fits SGLang's latest release, or ONTO=CHECKOUT
