@@ -18,7 +18,6 @@ from sglang.srt.configs.mamba_utils import (
 from sglang.srt.mem_cache.allocator import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
-from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import (
     get_disagg,
     get_parallel,
@@ -28,7 +27,7 @@ from sglang.srt.runtime_context import (
 )
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.test.kv_cache_families import topology
-from sglang.test.kv_pools import OnCPU
+from sglang.test.kv_pools import OnCPU, swa_pool
 
 MODEL_CONFIG = SimpleNamespace(
     is_encoder_decoder=False,
@@ -168,20 +167,8 @@ def target_configurator(
 Built = tuple[ReqToTokenPool, BaseTokenToKVPoolAllocator]
 
 
-@functools.cache
-def _swa_pool(tokens: int, page_size: int) -> SWAKVPool:
-    """For one allocator at a time: each registers its own mapping."""
-    return SWAKVPool(
-        size=tokens,
-        size_swa=tokens,
-        page_size=page_size,
-        dtype=torch.float16,
-        head_num=1,
-        head_dim=1,
-        swa_attention_layer_ids=[0],
-        full_attention_layer_ids=[1],
-        device="cpu",
-    )
+# For one allocator at a time: each registers its own mapping.
+_swa_pool = functools.cache(swa_pool)
 
 
 def _separate(configurator: KVCacheConfigurator, tokens: int, reqs: int) -> Built:
@@ -189,7 +176,7 @@ def _separate(configurator: KVCacheConfigurator, tokens: int, reqs: int) -> Buil
     rows = configurator._build_req_to_token_pool(max_num_reqs=reqs)
     pool = None
     if configurator.is_hybrid_swa:
-        pool = _swa_pool(tokens, get_schedule().page_size)
+        pool = _swa_pool(tokens, tokens, get_schedule().page_size)
     sizes = SimpleNamespace(
         max_total_num_tokens=tokens,
         full_max_total_num_tokens=tokens,
