@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from engine_fixtures import patched_copy, patched_engines, released_engines  # noqa: F401
+from plan_answers import planned  # noqa: F401
 from xdist.scheduler import LoadScopeScheduling
 
 from kvgeom import edits, rewrite, series, tree

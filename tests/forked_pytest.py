@@ -9,7 +9,6 @@ import gc
 import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from pathlib import Path
@@ -28,7 +27,6 @@ WITH_TRANSFORMERS = (
 # Read when they are imported. Threads that spin would take the other core.
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 _SERVERS = {imports: forkserver.ForkServer() for imports in (IMPORTS, WITH_TRANSFORMERS)}
-_STARTING = threading.Lock()
 
 
 def run(arguments: list[str], *, cwd: Path, path: Sequence[Path], log: Path) -> None:
@@ -39,7 +37,6 @@ def run(arguments: list[str], *, cwd: Path, path: Sequence[Path], log: Path) -> 
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_run, args=(arguments, str(cwd), [*map(str, path)], str(log)))
     with (
-        _STARTING,
         patch.dict(os.environ, ENVIRONMENT),
         patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process),
     ):

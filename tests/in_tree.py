@@ -20,7 +20,7 @@ UNIT = "test/registered/unit/"  # the others need GPUs
 IDS = [pr.id for pr in STACK.prs]
 PRS = [pr.id for pr in STACK.prs if any(f.startswith(UNIT) for f in pr.files)]
 
-# Minutes each, and run once: a sweep of its class (tree, chain, block, n-gram) stays.
+# Run once, at their own PR: a sweep of its class (tree, chain, block, n-gram) stays elsewhere.
 LONG = {"test_eagle3", "test_standalone", "test_frozen_kv_mtp", "test_dspark"}
 
 # Tests that only some releases can run, and why.

@@ -36,16 +36,19 @@ def both(ask: Ask, found: Tree, requests: dict[str, Request]) -> dict[str, Both]
         return dict(zip(requests, zip(*(job.result() for job in jobs), strict=True), strict=True))
 
 
-def shared(config: pytest.Config, folders: pytest.TempPathFactory) -> dict[str, Both]:
+@pytest.fixture(scope="session")
+def planned(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Both]:
     """Of every launch command, published deployment and plain server, by name."""
-    root = folders.getbasetemp()
-    if hasattr(config, "workerinput"):
+    root = tmp_path_factory.getbasetemp()
+    if hasattr(pytestconfig, "workerinput"):
         root = root.parent
     answers = root / "plans.json"
     with FileLock(f"{answers}.lock"):
         if not answers.is_file():
             with planner() as ask:
-                made = both(ask, find(None), _requests(folders.mktemp("models")))
+                made = both(ask, find(None), _requests(tmp_path_factory.mktemp("models")))
             answers.write_text(json.dumps(made, default=dataclasses.asdict))
     found = json.loads(answers.read_text())
     return {name: tuple(decode(TreePlan, p) for p in plans) for name, plans in found.items()}

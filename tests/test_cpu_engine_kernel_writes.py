@@ -59,6 +59,7 @@ def launch(tmp_path_factory) -> Iterator[Callable[..., dict]]:
 
         yield of
         process.stdin.close()
+        assert process.wait(timeout=120) == 0
 
 
 def test_a_store_within_the_buffer_is_made(launch):

@@ -17,11 +17,6 @@ from kvgeom.deployment import run, svg
 from kvgeom.deployment.verdict import rows, verdict
 
 
-@pytest.fixture(scope="module")
-def planned(pytestconfig, tmp_path_factory):
-    return plan_answers.shared(pytestconfig, tmp_path_factory)
-
-
 def figures(plan, structure: str):
     row = next(row for row in rows(plan) if row.structure == structure)
     return row.size, row.page, row.rows, row.reach, row.covers

@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from types import SimpleNamespace
 
-import plan_answers
 import pytest
 
 from kvgeom import tree
@@ -14,11 +13,6 @@ from kvgeom.deployment import structures
 from kvgeom.deployment.show import unused
 from kvgeom.deployment.structures import DIVIDES, Stopped
 from kvgeom.deployment.verdict import rows, verdict
-
-
-@pytest.fixture(scope="module")
-def planned(pytestconfig, tmp_path_factory):
-    return plan_answers.shared(pytestconfig, tmp_path_factory)
 
 
 def figures(plan) -> dict:

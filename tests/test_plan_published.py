@@ -8,7 +8,6 @@ import json
 import math
 
 import generate
-import plan_answers
 import pytest
 import torch
 from launch_commands import PLAIN
@@ -18,11 +17,6 @@ from kvgeom import boot_tokens
 from kvgeom.deployment import published
 from kvgeom.deployment.published import DEPLOYMENTS, Side
 from kvgeom.deployment.spec import Stop, TreePlan
-
-
-@pytest.fixture(scope="module")
-def planned(pytestconfig, tmp_path_factory):
-    return plan_answers.shared(pytestconfig, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
