@@ -14,6 +14,9 @@ PAIR ?= mqa
 DEVICE ?= cpu
 ONTO ?= latest
 
+# Much of a test's time is imports: keep what Python compiles, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: run test lint docs bench drift setup clean
 .DELETE_ON_ERROR:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -11,15 +12,17 @@ from pathlib import Path
 
 import pytest
 from engine_fixtures import patched_copy, patched_engines, released_engines  # noqa: F401
+from hypothesis import settings
 from plan_answers import planned  # noqa: F401
 from xdist.scheduler import LoadScopeScheduling
 
-from kvgeom import edits, rewrite, series, tree
+from kvgeom import edits, releases, rewrite, series, tree
 from kvgeom.source import Source
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RELEASE = "0.5.23"
-
+settings.register_profile("busy", deadline=None)  # other tests run on the other core
+settings.load_profile("busy")
 
 ENGINE = {
     path.name
@@ -265,6 +268,13 @@ def linked_copy(source: Path, target: Path) -> Path:
 
     shutil.copytree(source, target, symlinks=True, copy_function=link)
     return target
+
+
+@functools.cache
+def import_path(release: str) -> list[Path]:
+    """`releases.import_path` of a release in the user's cache, fetched where it is not there."""
+    releases.fetch([release], print)
+    return releases.import_path(release)
 
 
 def linked_installation(root: Path) -> Path:

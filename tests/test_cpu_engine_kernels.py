@@ -99,7 +99,7 @@ def build(trees, steps, seq_lens, mode):
 
 @pytest.mark.parametrize("mode", [tree_kernels.FULL_MASK, tree_kernels.QLEN_ONLY])
 @given(case=batches())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_build_tree_matches_the_tree_walked_by_hand(mode, case):
     trees, steps, seq_lens = case
     masks, positions, index, child, sibling = build(trees, steps, seq_lens, mode)
@@ -115,7 +115,7 @@ def test_build_tree_matches_the_tree_walked_by_hand(mode, case):
 
 
 @given(case=batches())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_the_mask_alone_gives_the_tree_back(case):
     trees, steps, seq_lens = case
     n, batch = trees[0].n, len(trees)
@@ -140,7 +140,7 @@ def accepted_path(tree: Tree, tokens: list[int], target: list[int]) -> list[int]
 
 
 @given(case=batches(), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_verify_accepts_the_deepest_right_path(case, data):
     trees, steps, seq_lens = case
     n, batch = trees[0].n, len(trees)

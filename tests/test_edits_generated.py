@@ -67,7 +67,7 @@ CODES = [
     "def n():\n    return 1",
     "n = '''a\nb'''",
 ]
-RULES = settings(max_examples=120, deadline=None)
+RULES = settings(max_examples=120)
 
 
 def once(raw: bytes, table: dict) -> bytes:

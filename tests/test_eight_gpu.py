@@ -63,9 +63,10 @@ def test_host_round_trip_at_dcp8(patched_engines):
 
 def test_draft_rows_that_stay_on_the_host(patched_engines):
     """Tokens and cached tokens are right; the draft is right at other places."""
-    report = patched_engines.run(
-        dataclasses.replace(ROUND_TRIP, faults=("draft-load-back",)), timeout=600
+    spec = dataclasses.replace(  # as many locs in as wide pages, on half the ranks
+        ROUND_TRIP, tp=4, dcp=4, page=64, max_total_tokens=384, faults=("draft-load-back",)
     )
+    report = patched_engines.run(spec, timeout=600)
     assert report.error.type == "AssertionError"
     assert report.error.message.startswith("accept length ")
 

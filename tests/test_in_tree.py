@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 from conftest import RELEASE, linked_installation
-from in_tree import IDS, LONG, PRS, Tree, node_ids
+from in_tree import IDS, LONG, PRS, STACK, Tree, node_ids
 
+from kvgeom import actions, tree
 from kvgeom.plan import PrState
 
 # Which tests of a PR fail without its edits, and what the failure says.
@@ -146,7 +147,8 @@ RED = {
 @pytest.fixture(scope="module")
 def sglang(tmp_path_factory) -> Tree:
     folder = linked_installation(tmp_path_factory.mktemp("installed"))
-    return Tree(folder, tmp_path_factory.mktemp("in_tree") / "tree")
+    made = actions.planned(STACK, tree.find(folder), None)
+    return Tree(folder, tmp_path_factory.mktemp("in_tree") / "tree", made)
 
 
 @pytest.mark.parametrize("pr", [pr for pr in PRS if RED[pr]])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from conftest import RELEASE
+from conftest import RELEASE, import_path
 from launch_commands import COMMANDS
 from launch_families import FAMILIES
 from plan_answers import asked, both
 
-from kvgeom import plan_cli, releases, tree
+from kvgeom import plan_cli, tree
 from kvgeom.deployment.run import planner
 from kvgeom.deployment.verdict import rows, verdict
 
@@ -25,7 +25,7 @@ def ask():
 def planned(request, ask):
     """(release, planned[name] -> (the release's answer, the series'))."""
     requests = {name: asked((COMMANDS | FAMILIES)[name]) for name in NAMES}
-    return request.param, both(ask, tree.find(releases.tree(request.param)), requests)
+    return request.param, both(ask, tree.find(import_path(request.param)[0]), requests)
 
 
 def figures(plan, structure: str) -> tuple[int, int]:

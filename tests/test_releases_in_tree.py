@@ -7,12 +7,13 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from conftest import RELEASE, linked_copy, snapshot
+from conftest import RELEASE, import_path, linked_copy, snapshot
 from in_tree import IDS, LONG, ONLY, PRS, STACK, Tree, node_ids
 from packaging.specifiers import SpecifierSet
 from test_in_tree import RED as NEWEST_RED
 
-from kvgeom import actions, releases, tree
+from kvgeom import actions, tree
+from kvgeom.plan import Plan
 
 EVERY = [str(release) for release in STACK.lock.releases]
 OLDER = [release for release in EVERY if release != RELEASE]
@@ -45,12 +46,19 @@ def runnable(release: str, *pr_ids: str) -> dict[str, str]:
     return {name: at for name, at in nodes.items() if name not in LONG}
 
 
-@pytest.mark.parametrize("release", EVERY)
-def test_applies_and_comes_off_byte_for_byte(release, tmp_path):
-    root = linked_copy(releases.tree(release), tmp_path / "tree")
+@pytest.fixture(scope="module")
+def made(request) -> Plan:
+    """The plan of the stack on a release, for each test of that release."""
+    return actions.planned(STACK, tree.find(import_path(request.param)[0]), None)
+
+
+@pytest.mark.parametrize("made", EVERY, indirect=True)
+def test_applies_and_comes_off_byte_for_byte(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(actions, "planned", lambda *_: made)
+    root = linked_copy(import_path(str(made.release))[0], tmp_path / "tree")
     found, before = tree.find(root), snapshot(root)
     quiet = {"wait_s": 5, "say": lambda text: None}
-    made = actions.apply(STACK, found, dry_run=False, **quiet)
+    actions.apply(STACK, found, dry_run=False, **quiet)
     for pr in made.prs:
         for path in (p for p in pr.steps if p.endswith(".py")):
             compile(found.path(path).read_bytes(), path, "exec")
@@ -64,15 +72,16 @@ def test_the_left_out_tests_exist():
     assert {*ONLY, *LONG, *RED} <= node_ids(*PRS).keys()
 
 
-@pytest.mark.parametrize("release", OLDER)
-def test_green_with_the_stack_red_without(release, tmp_path):
+@pytest.mark.parametrize("made", OLDER, indirect=True)
+def test_green_with_the_stack_red_without(made, tmp_path):
     """Three states, with every file that the stack adds: no edits, those of the first PR, which the
     tests of the later ones need to say what they themselves lack, and all edits."""
+    release = str(made.release)
     green = runnable(release, *PRS)
     red = {name: green[name] for name, (_, when) in RED.items() if release in SpecifierSet(when)}
     first = red.keys() & node_ids(PRS[0])
-    folder, *before = releases.import_path(release)
-    sglang = Tree(folder, tmp_path / release, before)
+    folder, *before = import_path(release)
+    sglang = Tree(folder, tmp_path / release, made, before)
     for edited, names in ((0, first), (1, red.keys() - first)):
         sglang.become(edited=edited, added=len(IDS))
         for name, said in sglang.outcomes(red[name] for name in names).items():

@@ -29,6 +29,8 @@ POOLS = [
 ]
 PROMPT = " ".join(f"w{i}" for i in range(3, 40))
 GATES = """
+import gc
+gc.set_threshold(100_000)  # what an import makes stays
 from kvgeom.cpu_engine import gates, parent, stub
 stub.install()
 gates.install(parent.sglang_release())

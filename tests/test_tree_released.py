@@ -69,7 +69,14 @@ def run(root: Path, *arguments: str) -> subprocess.CompletedProcess:
     return done
 
 
-def test_there_and_back(root, tmp_path):
+@pytest.fixture(scope="module")
+def plan(released) -> Plan:
+    """The stack on the release, whatever is applied: it is planned from the saved originals."""
+    return actions.planned(STACK, tree.find(released), None)
+
+
+def test_there_and_back(root, plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(actions, "planned", lambda *_: plan)  # the command makes its own
     pristine = snapshot(root)
     diff = run(root, "diff").stdout
     assert snapshot(root) == pristine
@@ -107,12 +114,6 @@ def test_there_and_back(root, tmp_path):
 
     revert(STACK, root)
     assert snapshot(root) == pristine
-
-
-@pytest.fixture(scope="module")
-def plan(released) -> Plan:
-    """The stack on the release, whatever is applied: it is planned from the saved originals."""
-    return actions.planned(STACK, tree.find(released), None)
 
 
 def test_the_diffs_of_the_prs_make_the_whole(plan):

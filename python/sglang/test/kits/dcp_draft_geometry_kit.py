@@ -180,7 +180,7 @@ def host_round_trip(client: Client) -> list[dict[str, Any]]:
     """A prompt of two pages, twice; enough others to evict it; the prompt again."""
     info = client.server_info()
     page_size = alloc_page_size(info)
-    length, new_tokens = 2 * page_size + page_size // 8, page_size // 16
+    length, new_tokens = 2 * page_size + page_size // 8, page_size // 32
     fillers = info["max_total_num_tokens"] // (2 * page_size)
 
     def ask(number: int, new_tokens: int) -> dict[str, Any]:
