@@ -10,7 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_fixtures import patched_copy, patched_engines, released_engines  # noqa: F401
+from engine_fixtures import (  # noqa: F401
+    patched_copy,
+    patched_engines,
+    released_engines,
+    running,
+)
 from plan_answers import planned  # noqa: F401
 from xdist.scheduler import LoadScopeScheduling
 
