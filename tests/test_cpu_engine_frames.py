@@ -23,7 +23,7 @@ def faults_at(depth: int) -> int:
 
 def leaf(value: int) -> list[int]:
     """Its frame is larger than that of `faults_at`, so that at some depth it alone does not fit."""
-    return [value] or [
+    return [
         value, value, value, value, value, value, value, value, value, value, value, value, value,
         value, value, value, value, value, value, value, value, value, value, value, value, value,
     ]  # fmt: skip
