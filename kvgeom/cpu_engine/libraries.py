@@ -1,13 +1,14 @@
 """One process imports the third-party libraries; those that run SGLang are forked from it.
 
-    python -m kvgeom.cpu_engine.libraries SOCKET
+    python -m kvgeom.cpu_engine.libraries SOCKET SCRATCH
 
 A message on SOCKET has four files: a stream, and what becomes standard input, output and error.
 The stream has a Main (JSON) until its end and takes the fork's process id. A fork is a session
 of its own; whoever asked for it ends it, or it ends itself when its standard input is closed. It is
 not reaped while the libraries' process lives, so that its id stays its own.
 
-The libraries' process ends when the other end of SOCKET is closed, however that comes.
+The libraries' process ends when the other end of SOCKET is closed, however that comes, and removes
+SCRATCH, a new folder for temporary files that imports make.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -104,14 +106,21 @@ class Libraries:
     def __init__(self) -> None:
         # What it and the forks without a log of their own print.
         self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by close()
+        self._scratch = tempfile.mkdtemp(prefix="kvgeom-")
         self._asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with asked:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvgeom.cpu_engine.libraries", str(asked.fileno())],
+                [
+                    sys.executable,
+                    "-m",
+                    "kvgeom.cpu_engine.libraries",
+                    str(asked.fileno()),
+                    self._scratch,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=self.log,
                 stderr=self.log,
-                env=environment(SETTINGS),
+                env=environment(SETTINGS | {"TMPDIR": self._scratch}),
                 pass_fds=[asked.fileno()],
                 start_new_session=True,
             )
@@ -132,6 +141,7 @@ class Libraries:
         self._process.wait()
         self._asking.close()
         self.log.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -151,12 +161,15 @@ def main() -> None:
     """Import, then fork until the caller has gone."""
     from kvgeom.cpu_engine import stub
 
-    asked = socket.socket(fileno=int(sys.argv[1]))
+    number, scratch = sys.argv[1:]
+    asked = socket.socket(fileno=int(number))
     gc.disable()  # what an import makes stays
     stub.install()  # the installed kernels need libcuda
     for name in IMPORTS:
         with contextlib.suppress(Exception):  # SGLang tells, where it needs it
             importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # finds what it changes by the first environment
+        importlib.import_module("setproctitle").getproctitle()
     gc.freeze()  # collections must not touch, and so copy, what forks share
     sys.stdout.flush()  # or every fork does
     while files := socket.recv_fds(asked, 16, 4)[1]:
@@ -165,6 +178,7 @@ def main() -> None:
             _be(*files)
         for file in files:
             os.close(file)
+    shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)
 
 
