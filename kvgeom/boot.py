@@ -12,7 +12,7 @@ tokens     no engine           published deployments take the KV memory that the
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvgeom.boot_checks import Claim
     from kvgeom.boot_show import Steps
     from kvgeom.cpu_engine import EngineReport, EngineSpec, Session
+    from kvgeom.cpu_engine.libraries import Libraries
     from kvgeom.deployment.published import Answers
     from kvgeom.series import Series
     from kvgeom.tree import Tree
@@ -98,7 +99,6 @@ def boot(
     from kvgeom.boot_json import as_json, check_target, write
     from kvgeom.boot_show import show_summary
     from kvgeom.boot_tokens import show as show_tokens
-    from kvgeom.deployment import published as deployments
 
     chosen = choose(step, pair)
     check_device(device, tp)
@@ -110,8 +110,7 @@ def boot(
     started = time.monotonic()
     stack, found = series.load(), trees.find(tree)
     console = Console(stderr=True, highlight=False)
-    reports = run(stack, found, specs, console)
-    answers = deployments.answers(stack, found, console) if Step.TOKENS in chosen else None
+    reports, answers = run(stack, found, specs, console, Step.TOKENS in chosen)
     result = claims(chosen, reports, answers)
     out.print(
         f"SGLang {found.release}, pair {pair}, tp {tp}, dcp {dcp}, with "
@@ -135,32 +134,54 @@ def boot(
 
 
 def run(
-    stack: Series, found: Tree, specs: dict[str, EngineSpec], console: Console
-) -> dict[str, EngineReport]:
-    """Run the engines one after the other, those of one copy all forked from one import of it."""
-    from kvgeom.boot_show import Steps
+    stack: Series, found: Tree, specs: dict[str, EngineSpec], console: Console, tokens: bool
+) -> tuple[dict[str, EngineReport], Answers | None]:
+    """Run the engines, then plan the deployments for step `tokens`, all forked from one import of
+    the libraries."""
     from kvgeom.cpu_engine import EngineSetupError
     from kvgeom.cpu_engine.gates import check_release
+    from kvgeom.cpu_engine.libraries import libraries
+    from kvgeom.deployment import published as deployments
 
+    answers = None
+    cuda = any(spec.device == "cuda" for spec in specs.values())  # not forked
+    try:
+        check_release(str(found.release))
+        with nullcontext() if cuda else libraries() as running:
+            reports = _run_engines(stack, found, specs, console, running)
+            if tokens:
+                answers = deployments.answers(stack, found, console, running=running)
+    except EngineSetupError as error:
+        raise KvgeomError(str(error)) from None
+    return reports, answers
+
+
+def _run_engines(
+    stack: Series,
+    found: Tree,
+    specs: dict[str, EngineSpec],
+    console: Console,
+    running: Libraries | None,
+) -> dict[str, EngineReport]:
+    """One after the other, those of one copy all forked from one import of it."""
+    from kvgeom.boot_show import Steps
+
+    if not specs:  # the step of the tokens alone
+        return {}
     copies: dict[str | None, list[str]] = {}
     for name in specs:
         copies.setdefault(boot_rows.STACK.get(name), []).append(name)
     steps = [f"copy{_which(last)}" for last in copies]
     steps += [s for last, names in copies.items() for s in (f"import{_which(last)}", *names)]
-    reports = {}
-    try:
-        check_release(str(found.release))
-        if not specs:  # the step of the tokens alone
-            return reports
-        device = next(iter(specs.values())).device
-        with Steps(console, steps) as shown, ExitStack() as held:
-            # All of them first: one copy's engines run while the next is imported.
-            sessions = {last: _session(stack, found, shown, held, last, device) for last in copies}
-            for last, names in copies.items():
-                runs = {name: specs[name] for name in names}
-                reports |= _run_on_one_copy(sessions[last], runs, shown, f"import{_which(last)}")
-    except EngineSetupError as error:
-        raise KvgeomError(str(error)) from None
+    device, reports = next(iter(specs.values())).device, {}
+    with Steps(console, steps) as shown, ExitStack() as held:
+        # All of them first: one copy's engines run while the next is imported.
+        sessions = {
+            last: _session(stack, found, shown, held, last, device, running) for last in copies
+        }
+        for last, names in copies.items():
+            runs = {name: specs[name] for name in names}
+            reports |= _run_on_one_copy(sessions[last], runs, shown, f"import{_which(last)}")
     return reports
 
 
@@ -170,7 +191,13 @@ def _which(last: str | None) -> str:
 
 
 def _session(
-    stack: Series, found: Tree, shown: Steps, held: ExitStack, last: str | None, device: str
+    stack: Series,
+    found: Tree,
+    shown: Steps,
+    held: ExitStack,
+    last: str | None,
+    device: str,
+    running: Libraries | None,
 ) -> Session:
     """A copy and the start of its import; `held` ends them."""
     from kvgeom.boot_tree import patched
@@ -181,7 +208,7 @@ def _session(
         copy = held.enter_context(
             patched(stack.upto(last), found, lambda text: on_event(name, text))
         )
-    return held.enter_context(session(copy.package.parent, device))
+    return held.enter_context(session(copy.package.parent, device, running))
 
 
 def _run_on_one_copy(

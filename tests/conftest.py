@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_fixtures import patched_copy, patched_engines, released_engines  # noqa: F401
+from engine_fixtures import patched_copy, patched_engines, released_engines, running  # noqa: F401
 from hypothesis import settings
 from plan_answers import planned  # noqa: F401
 from xdist.scheduler import LoadScopeScheduling

@@ -11,6 +11,14 @@ import pytest
 
 from kvgeom import boot_tree, series, tree
 from kvgeom.cpu_engine import EngineReport, EngineSpec, Session, session
+from kvgeom.cpu_engine.libraries import Libraries, libraries
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[Libraries]:
+    """One import of the third-party libraries for a worker's engines and plans."""
+    with libraries() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
@@ -21,19 +29,19 @@ def patched_copy() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def patched_engines(patched_copy) -> Iterator[Session]:
+def patched_engines(patched_copy, running) -> Iterator[Session]:
     """Engines of that copy. Their import is the longest part of a short run."""
-    with session(patched_copy) as opened:
+    with session(patched_copy, running=running) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
-def released_engines(tmp_path_factory) -> Iterator[Session]:
+def released_engines(tmp_path_factory, running) -> Iterator[Session]:
     """Engines of the installed SGLang. Nothing is left of them when they end."""
     scratch = tmp_path_factory.mktemp("scratch")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(scratch))
-        opened = Session(None, "cpu")
+        opened = Session(None, "cpu", running)
     yield opened
     opened.close()
     assert list(scratch.iterdir()) == []

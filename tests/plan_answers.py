@@ -16,6 +16,7 @@ import pytest
 from filelock import FileLock
 
 from kvgeom import boot_tree, series
+from kvgeom.cpu_engine.libraries import Libraries
 from kvgeom.cpu_engine.spec import decode
 from kvgeom.deployment import published
 from kvgeom.deployment.run import Ask, planner
@@ -38,7 +39,7 @@ def both(ask: Ask, found: Tree, requests: dict[str, Request]) -> dict[str, Both]
 
 @pytest.fixture(scope="session")
 def planned(
-    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, running: Libraries
 ) -> dict[str, Both]:
     """Of every launch command, published deployment and plain server, by name."""
     root = tmp_path_factory.getbasetemp()
@@ -47,7 +48,7 @@ def planned(
     answers = root / "plans.json"
     with FileLock(f"{answers}.lock"):
         if not answers.is_file():
-            with planner() as ask:
+            with planner(running) as ask:
                 made = both(ask, find(None), _requests(tmp_path_factory.mktemp("models")))
             answers.write_text(json.dumps(made, default=dataclasses.asdict))
     found = json.loads(answers.read_text())

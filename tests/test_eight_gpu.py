@@ -77,13 +77,13 @@ def test_a_scenario_that_is_not_in_the_tree(patched_engines):
     assert "scenario 'no_such_load' is not in this tree" in report.error.message
 
 
-def test_refused_by_the_source_patcher(patched_copy, tmp_path, monkeypatch):
+def test_refused_by_the_source_patcher(patched_copy, running, tmp_path, monkeypatch):
     """SGLang patches itself as its environment says, and does not boot."""
     config = tmp_path / "revert.yaml"
     config.write_text(kit.REVERT_DRAFT_PAGE)
     for name, value in kit.revert_draft_page_env(str(config)).items():
         monkeypatch.setenv(name, value)
-    with session(patched_copy) as opened:
+    with session(patched_copy, running=running) as opened:
         report = opened.run(EngineSpec(pair="mqa"))
     assert (report.error.stage, report.error.type) == ("boot", "PageGeometryError")
     kit.refused(report.error.message, page_size=4, dcp_size=8)

@@ -16,8 +16,8 @@ NAMES = ("tree page 1", "swa dcp", "hisparse", "hicache")
 
 
 @pytest.fixture(scope="module")
-def ask():
-    with planner() as opened:
+def ask(running):
+    with planner(running) as opened:
         yield opened
 
 

@@ -2,7 +2,8 @@
 
 A gate is opened when its module has been imported, before any other module copies a name from it.
 It first checks that what it changes exists with the parameters it knows; if not, the import fails
-with the gate's name and the release.
+with the gate's name and the release. A gate of a library changes nothing that is copied, and may be
+opened later.
 """
 
 from __future__ import annotations
@@ -164,7 +165,10 @@ class _GateFinder(importlib.abc.MetaPathFinder):
 
 
 def install(release: str) -> None:
-    """Arm every gate; raises EngineSetupError where a gated module was imported before."""
+    """Arm every gate, and open those of libraries that are imported already.
+
+    Raises EngineSetupError where a gated module of SGLang was imported before.
+    """
     from kvgeom.cpu_engine import (  # noqa: F401  register gates
         dspark_gates,
         hicache_gates,
@@ -173,10 +177,14 @@ def install(release: str) -> None:
         sglang_gates,
     )
 
-    early = sorted({item.module for item in GATES} & set(sys.modules))
+    here = [item for item in GATES if item.module in sys.modules]
+    early = sorted({item.module for item in here if item.module.startswith("sglang.")})
     if early:
         raise EngineSetupError(f"imported before its gate was armed: {', '.join(early)}")
     sys.meta_path.insert(0, _GateFinder(release))
+    for item in here:
+        item.check(sys.modules[item.module], release)
+        item.open(sys.modules[item.module])
 
 
 def import_all() -> None:

@@ -1,6 +1,8 @@
 """The imported parent: imports sglang once, then forks an engine for every spec it is given.
 
-    python -m kvgeom.cpu_engine.parent SCRATCH
+It is forked from the libraries' process (`libraries`). On CUDA it imports nothing, and is started:
+
+    python -m kvgeom.cpu_engine.parent SCRATCH cuda
 
 Reads one spec (JSON) a line from standard input; writes messages (JSON) a line to standard output.
 An engine lives in a session of its own and does not outlive its run; when standard input closes,
@@ -10,7 +12,6 @@ the parent removes when it ends.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import importlib.util
@@ -27,13 +28,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from kvgeom.cpu_engine import gates, interpreter, stub
+from kvgeom.cpu_engine import gates, interpreter, processes
 from kvgeom.cpu_engine.channel import PACKET, Channel
 from kvgeom.cpu_engine.spec import EngineSetupError, EngineSpec
 
 SAMPLE_SECONDS = 5.0  # between two looks at the memory in use
 ERROR_SECONDS = 15.0  # for the other ranks' words and SGLang's own end after a first error
-END_SECONDS = 10.0  # for killed processes to go
 LOG_TAIL = 3000  # characters of an engine's own output kept when it dies without a word
 # Modules with the Triton kernels that take the interpreter longest to rewrite.
 KERNELS = (
@@ -65,11 +65,12 @@ def sglang_release() -> str:
 
 
 def import_sglang() -> str:
-    """Import everything an engine needs, gates open; returns the release."""
+    """Import everything an engine needs, gates open; returns the release.
+
+    The libraries' process leaves the collector off, as what an import makes stays; it is on after.
+    """
     release = sglang_release()
     gates.check_release(release)
-    gc.disable()  # what an import makes stays
-    stub.install()
     gates.install(release)
     gates.import_all()
     for name in FORKED_WITH:
@@ -107,7 +108,7 @@ class Supervisor:
         try:
             reason = self._relay(ours, pid, started)
         finally:
-            _end(pid)
+            processes.end(pid)
             self._drain(ours)
             ours.close()
             tail = _tail(scratch / "engine.log")
@@ -134,7 +135,8 @@ class Supervisor:
             if now > deadline:
                 return "timeout"
             if now >= next_sample:
-                self.peak_mb = max(self.peak_mb, _memory_mb(pid))
+                taken = processes.memory_mb(pid, forked=self.spec.device == "cpu")
+                self.peak_mb = max(self.peak_mb, taken)
                 next_sample = now + SAMPLE_SECONDS
             ready, _, _ = select.select([sock, sys.stdin], [], [], 0.5)
             if sys.stdin in ready:
@@ -206,58 +208,6 @@ def _die_with_parent() -> None:
 
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _end(pid: int) -> None:
-    """Kill the engine and every process of its session, and wait for the engine."""
-    import psutil
-
-    family = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family = psutil.Process(pid).children(recursive=True)
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)
-    for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    deadline = time.monotonic() + END_SECONDS
-    while not all(map(_is_gone, family)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    for process in family:  # SGLang puts the pid into the names of its segments
-        for segment in Path("/dev/shm").glob(f"sgl_shm_*_{process.pid}_*"):
-            segment.unlink(missing_ok=True)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
-
-
-def _is_gone(process) -> bool:
-    """Also where it waits to be reaped, by whoever has become its parent."""
-    import psutil
-
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def _memory_mb(pid: int) -> int:
-    """Proportional set size of the parent, the engine and its ranks, in MiB."""
-    import psutil
-
-    total = 0
-    try:
-        family = [psutil.Process(), psutil.Process(pid)]
-        family += family[1].children(recursive=True)
-    except psutil.NoSuchProcess:
-        return 0
-    for process in family:
-        try:
-            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in rollup.splitlines() if line[:4] == "Pss:")
-    return total >> 10
 
 
 def _tail(log: Path) -> str:

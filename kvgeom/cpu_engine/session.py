@@ -15,8 +15,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from kvgeom.cpu_engine.gates import CUDA_ENVIRONMENT, ENVIRONMENT
+from kvgeom.cpu_engine.libraries import Fork, Libraries, Main, environment, libraries
 from kvgeom.cpu_engine.spec import (
     EngineError,
     EngineReport,
@@ -42,33 +44,48 @@ def _quiet(stage: str, detail: str) -> None:
     pass
 
 
+class _Started(subprocess.Popen):
+    """A parent for CUDA, which does not outlive a fork."""
+
+    def end(self, seconds: float) -> None:
+        """As a Fork's."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
+
 class Session:
     """One imported parent process. Use it through `session()`."""
 
-    def __init__(self, tree: Path | None, device: str):
+    def __init__(self, tree: Path | None, device: str, forked_from: Libraries | None):
         if tree is not None and not (tree / "sglang").is_dir():
             raise EngineSetupError(f"no sglang package in {tree}")
-        ours = Path(__file__).resolve().parents[2]
-        path = [str(tree.resolve())] if tree is not None else []
-        path += [str(ours), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.release = ""
         self._buffer = b""
         self._scratch = Path(tempfile.mkdtemp(prefix="kvgeom-", dir=_short_folder()))
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
+        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  close()
+        self._libraries = forked_from
+        asked, asks = os.pipe()
+        answers, answered = os.pipe()
+        self._asks, self._answers = os.fdopen(asks, "wb"), answers
+        with os.fdopen(asked) as asked, os.fdopen(answered) as answered:
+            self._process = self._start(tree, device, asked, answered)
+
+    def _start(self, tree: Path | None, device: str, stdin: IO, stdout: IO) -> Fork | _Started:
+        path = [tree.resolve()] if tree is not None else []
         settings = ENVIRONMENT if device == "cpu" else CUDA_ENVIRONMENT
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvgeom.cpu_engine.parent", str(self._scratch), device],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env={
-                **os.environ,
-                **settings,
-                "TMPDIR": str(self._scratch),  # before an import of the child can ask for it
-                "PYTHONPATH": os.pathsep.join(path),
-            },
-            start_new_session=True,
+        # Before an import of the parent can ask for it.
+        settings = settings | {"TMPDIR": str(self._scratch)}
+        main = Main(
+            "kvgeom.cpu_engine.parent", [str(self._scratch), device], environment(settings, *path)
         )
+        files = {"stdin": stdin, "stdout": stdout, "stderr": self._stderr}
+        if self._libraries is not None:
+            return self._libraries.fork(main, **files)
+        command = [sys.executable, "-m", main.module, *main.arguments]
+        return _Started(command, env=main.environment, start_new_session=True, **files)
 
     def run(
         self, spec: EngineSpec, *, on_event: OnEvent | None = None, timeout: float = 300.0
@@ -81,8 +98,8 @@ class Session:
         self.wait_ready(on_event)
         spec = spec.resolved()
         request = json.dumps({"spec": dataclasses.asdict(spec), "timeout": timeout})
-        self._process.stdin.write(request.encode() + b"\n")
-        self._process.stdin.flush()
+        self._asks.write(request.encode() + b"\n")
+        self._asks.flush()
         fold = _Fold(EngineReport(spec=spec, release=self.release), on_event)
         deadline = time.monotonic() + timeout + GRACE_SECONDS
         while (message := self._receive(deadline))["kind"] != "end":
@@ -102,21 +119,15 @@ class Session:
 
     def close(self) -> None:
         """End the parent and whatever runs below it."""
-        process = self._process
         with contextlib.suppress(OSError):
-            process.stdin.close()
-        if self.release:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+            self._asks.close()
+        self._process.end(GRACE_SECONDS if self.release else 0)
+        os.close(self._answers)
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._stderr.close()
 
     def _receive(self, deadline: float) -> dict:
-        pipe = self._process.stdout.fileno()
+        pipe = self._answers
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([pipe], [], [], left)[0]:
@@ -129,8 +140,10 @@ class Session:
         return json.loads(line)
 
     def _last_words(self) -> str:
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        lines = []
+        for log in [*([self._libraries.log] if self._libraries else []), self._stderr]:
+            log.seek(0)
+            lines += log.read().strip().splitlines()
         return f"its last line: {lines[-1]}" if lines else "it wrote nothing"
 
 
@@ -217,17 +230,20 @@ class _Fold:
 
 
 @contextlib.contextmanager
-def session(tree: Path | None = None, device: str = "cpu") -> Iterator[Session]:
+def session(
+    tree: Path | None = None, device: str = "cpu", running: Libraries | None = None
+) -> Iterator[Session]:
     """A parent that has imported sglang from `tree` (None: the installed one) once.
 
     Each `.run(spec)` forks a fresh engine from it; on CUDA it starts one, with no gate open and
-    nothing stood in for. Nothing it started is left when the block ends.
+    nothing stood in for. It is itself forked from the libraries in `running`, or from some of its
+    own. Nothing it started is left when the block ends.
     """
-    current = Session(Path(tree) if tree is not None else None, device)
-    try:
+    with contextlib.ExitStack() as held:
+        forked_from = held.enter_context(libraries(running)) if device == "cpu" else None
+        current = Session(Path(tree) if tree is not None else None, device, forked_from)
+        held.callback(current.close)
         yield current
-    finally:
-        current.close()
 
 
 def run(

@@ -1,10 +1,11 @@
-"""The process that runs SGLang's code for plans: python -m kvgeom.deployment.child SOCKET
+"""The process that runs SGLang's code for plans, forked from the one with the libraries.
 
-It imports once what every SGLang imports, then forks for each tree. That fork imports the tree's
-SGLang and forks for each Request, as SGLang's configuration belongs to a process.
+It imports what plans need besides, and forks for each tree. That fork imports the tree's SGLang and
+forks for each Request, as SGLang's configuration belongs to a process.
 
-A message on SOCKET is a tree's folder, with two files: a stream that has Requests (JSON, one a
-line) until its end and takes a TreePlan (JSON, one a line) for each, and a log for SGLang's words.
+A message on its standard input, a socket, is a tree's folder, with two files: a stream that has
+Requests (JSON, one a line) until its end and takes a TreePlan (JSON, one a line) for each, and a
+log for SGLang's words.
 """
 
 from __future__ import annotations
@@ -23,31 +24,16 @@ from collections.abc import Callable
 
 from kvgeom.deployment.spec import Request
 
-# None of them imports SGLang, or the parts of transformers that SGLang changes.
-_IMPORTS = (
-    "kvgeom.deployment.build",
-    "torchvision",
-    "transformers",
-    "flashinfer",
-    "scipy.stats",
-    "datasets",
-    "openai.types.responses",
-    "fastapi",
-    "gguf",
-    "aiohttp",
-)
+_IMPORTS = ("scipy.stats", "datasets")  # that no engine needs
 
 
 def main() -> None:
-    asked = socket.socket(fileno=int(sys.argv[1]))
-    gc.disable()  # what an import makes stays
-    from kvgeom.cpu_engine import stub
-
-    stub.install()  # the installed kernels need libcuda
     for name in _IMPORTS:
         with contextlib.suppress(ImportError):  # SGLang tells, where it needs it
             importlib.import_module(name)
     gc.freeze()  # SGLang's own collections must not touch, and so copy, what forks share
+    asked = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # SGLang's
     while True:
         folder, files, *_ = socket.recv_fds(asked, 4096, 2)
         if not files:  # the caller has gone
@@ -92,7 +78,3 @@ def _plan(request: Request, stream: int) -> None:
     answer = dataclasses.asdict(build.plan(request))
     with open(stream, "w") as out:
         out.write(json.dumps(answer) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -17,6 +17,7 @@ from kvgeom.deployment.spec import GPU_ARCH, GPU_MEMORY, Request, TreePlan
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kvgeom.cpu_engine.libraries import Libraries
     from kvgeom.series import Series
     from kvgeom.tree import Tree
 
@@ -84,15 +85,16 @@ def answers(
     console: Console,
     gpu_memory: float = GPU_MEMORY,
     gpu_arch: str = str(GPU_ARCH),
+    running: Libraries | None = None,
 ) -> Answers:
-    """A plan a deployment, of both trees at once."""
+    """A plan a deployment, of both trees at once. `running`: see `planner`."""
     from kvgeom.boot_show import Steps
     from kvgeom.boot_tree import patched
     from kvgeom.deployment.run import planner
 
     copying, both = "copy", "tokens"
     asked = requests(gpu_memory, gpu_arch)
-    with ExitStack() as held, planner() as ask, Steps(console, [copying, both]) as shown:
+    with ExitStack() as held, planner(running) as ask, Steps(console, [copying, both]) as shown:
         with shown.step(copying) as on_event:
             copy = held.enter_context(patched(stack, found, lambda text: on_event(copying, text)))
         with shown.step(both) as on_event, ThreadPoolExecutor(2) as pool:
