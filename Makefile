@@ -1,5 +1,5 @@
-# make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about 2 minutes)
-# make test   everything that guards the series and the tool (about 20 minutes)
+# make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about a minute)
+# make test   everything that guards the series and the tool (under 15 minutes)
 # make lint   style of the code, of the edits and of what they make of SGLang
 # make drift  whether the series fits SGLang's latest release, or ONTO=CHECKOUT
 # make docs   fills the generated blocks of README.md and docs/ (a run of the engine: 5 minutes)

@@ -56,7 +56,7 @@ def _run(arguments: list[str], cwd: str, path: list[str], log: str) -> None:
     gc.freeze()  # a collection must not look at what was imported
     import pytest
 
-    from kvgeom.cpu_engine import frames, interpreter
+    from kvgeom.cpu_engine import interpreter
 
     interpreter.quicken("of these tests")
-    sys.exit(frames.with_room(lambda: pytest.main(arguments)))
+    sys.exit(pytest.main(arguments))

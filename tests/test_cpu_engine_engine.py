@@ -27,7 +27,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 TIMEOUT = 600.0
 # On four ranks, what `kvgeom boot` runs on eight: the pages of the allocator are as wide.
 SHARDED = {
-    pair: {"pair": pair, "tp": 4, "dcp": 4, "page": page} for pair, page in [("mqa", 8), ("mla", 64)]
+    pair: {"pair": pair, "tp": 4, "dcp": 4, "page": page}
+    for pair, page in [("mqa", 8), ("mla", 64)]
 }
 TREE = EngineSpec(tp=1, dcp=1, steps=5, topk=4, draft_tokens=8, page=1)
 
