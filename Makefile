@@ -24,7 +24,7 @@ run: $(READY)
 	$(BIN)/kvgeom boot --pair $(PAIR) --device $(DEVICE)
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder tests
+	$(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

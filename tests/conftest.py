@@ -14,7 +14,7 @@ import pytest
 from engine_fixtures import patched_copy, patched_engines, released_engines, running  # noqa: F401
 from hypothesis import settings
 from plan_answers import planned  # noqa: F401
-from xdist.scheduler import LoadScopeScheduling
+from workers import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 
 from kvgeom import edits, releases, rewrite, series, tree
 from kvgeom.source import Source
@@ -23,30 +23,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RELEASE = "0.5.23"
 settings.register_profile("busy", deadline=None)  # other tests run on the other core
 settings.load_profile("busy")
-
-ENGINE = {
-    path.name
-    for path in Path(__file__).parent.glob("test_*.py")
-    if "pytestmark = pytest.mark.engine" in path.read_text()
-}
-
-
-class FileByFile(LoadScopeScheduling):
-    """A file's tests stay on one worker, and all engines on the same: one runs at a time."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0].rpartition("/")[2]
-        return "engine" if file in ENGINE else file
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log) -> FileByFile:
-    return FileByFile(config, log)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long ones first: the short ones then fill what is left of two workers."""
-    long = ("test_in_tree", "test_releases_in_tree")
-    items.sort(key=lambda item: (item.path.name not in ENGINE, item.path.stem not in long))
 
 
 def toml_edit(**keys) -> str:

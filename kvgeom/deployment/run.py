@@ -26,7 +26,7 @@ Ask = Callable[..., list[TreePlan]]
 def planner(running: Libraries | None = None) -> Iterator[Ask]:
     """`ask(package, *requests)`: what the SGLang in `package`, which is only read, makes of each.
 
-    Main from the libraries in `running`, or from some of its own. It may be called by several
+    Forked from the libraries in `running`, or from some of its own. It may be called by several
     threads. KvgeomError where there is no answer.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
