@@ -1,5 +1,5 @@
-# make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (about a minute)
-# make test   everything that guards the series and the tool (under 15 minutes)
+# make run    the fault, the fix and the assertion on SGLang's own engine, no GPU (1 to 2 minutes)
+# make test   everything that guards the series and the tool (15 to 20 minutes)
 # make lint   style of the code, of the edits and of what they make of SGLang
 # make drift  whether the series fits SGLang's latest release, or ONTO=CHECKOUT
 # make docs   fills the generated blocks of README.md and docs/ (a run of the engine: 5 minutes)
@@ -24,7 +24,7 @@ run: $(READY)
 	$(BIN)/kvgeom boot --pair $(PAIR) --device $(DEVICE)
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder tests
+	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

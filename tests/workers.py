@@ -30,5 +30,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log) -> FileByFile:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long ones first: the short ones are for the third worker, and fill what is left."""
+    """The long ones first: the short ones then fill what is left of two workers."""
     items.sort(key=lambda item: (item.path.name not in ENGINE, item.path.name not in IN_TREE))
