@@ -38,6 +38,25 @@ def of(raw: bytes, edits: Iterable[Edit]) -> bytes:
     return "\n".join(lines).encode("utf-8")
 
 
+def lines_of_definitions(raw: bytes) -> list[tuple[str, int]]:
+    """Dotted names and lines of a file's definitions; LibCST takes a second for its lines."""
+    try:
+        todo: list[tuple[str, ast.AST]] = [("", ast.parse(raw))]
+    except (SyntaxError, ValueError):  # LibCST knows newer syntax than an older Python
+        return []
+    out = []
+    while todo:
+        prefix, at = todo.pop()
+        for node in ast.iter_child_nodes(at):
+            inside = prefix
+            if isinstance(node, _DEFINITIONS):
+                out.append((prefix + node.name, node.lineno))
+                inside = f"{prefix}{node.name}."
+            if isinstance(node, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+                todo.append((inside, node))
+    return out
+
+
 def _below_imports(body: list[ast.stmt]) -> list[ast.stmt]:
     """The body from its first definition; without that one where it has imports below it.
 

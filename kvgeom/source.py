@@ -149,21 +149,16 @@ class Source:
         return out
 
     def _named_like(self, dotted: str) -> tuple[str, ...]:
-        """Definitions of the file as it was found, by `ast`: LibCST takes a second for lines."""
         leaf, scored = dotted.rsplit(".", 1)[-1], []
-        todo: list[tuple[str, ast.AST]] = [("", ast.parse(self.pristine.raw))]
-        while todo:
-            prefix, at = todo.pop()
-            for node in ast.iter_child_nodes(at):
-                inside = prefix
-                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                    ratio = SequenceMatcher(None, leaf, node.name).ratio()
-                    scored.append((ratio, prefix + node.name, node.lineno))
-                    inside = f"{prefix}{node.name}."
-                if isinstance(node, (ast.stmt, ast.ExceptHandler, ast.match_case)):
-                    todo.append((inside, node))
+        for path, line in self.pristine._lines_of_definitions:
+            ratio = SequenceMatcher(None, leaf, path.rsplit(".", 1)[-1]).ratio()
+            scored.append((ratio, path, line))
         best = sorted((s for s in scored if s[0] > 0.6), key=lambda s: (-s[0], s[1]))[:4]
-        return tuple(f"line {line}: {name}" for _, name, line in best)
+        return tuple(f"line {line}: {path}" for _, path, line in best)
+
+    @cached_property
+    def _lines_of_definitions(self) -> list[tuple[str, int]]:
+        return skeleton.lines_of_definitions(self.raw)
 
     # anchors
 

@@ -144,6 +144,13 @@ def test_a_file_that_python_cannot_read_is_left_alone():
         assert skeleton.of(raw, [edit()]) == raw
 
 
+def test_names_that_come_close_are_left_out_where_python_cannot_read_the_file():
+    """LibCST may read what an older Python cannot."""
+    text = b"class K:\n    def kept(self): ...\n"
+    assert skeleton.lines_of_definitions(text) == [("K", 1), ("K.kept", 2)]
+    assert skeleton.lines_of_definitions(text + b"type = = 1\n") == []
+
+
 def test_the_plan_of_the_release_is_the_same(monkeypatch):
     stack, installed = series.load(), tree.find(None)
     passes, make = [], plan._make
